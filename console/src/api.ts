@@ -55,28 +55,47 @@ async function read<T>(answer: Response): Promise<T> {
   return document;
 }
 
-/** Calls `taken` with each answer to a path that differs from the last, while the page can be seen. */
+type Taken = (answer: unknown) => void;
+
+interface Listener {
+  taken: Taken;
+  refused: (failure: Failure) => void;
+}
+
+const GONE: Failure = { kind: "Gone", what: "the supervisor does not answer", where: null, next: "start it: millstream up" };
+const PATHS_MAX = 32;
+
+/** The answers to some paths over one connection: browsers allow six to one server. */
+function stream(paths: string[], listeners: (path: string) => Iterable<Listener>): EventSource {
+  const source = new EventSource(`/console/live?${paths.map((path) => `path=${encodeURIComponent(path)}`).join("&")}`);
+  const each = (event: Event, does: (listener: Listener, answer: unknown) => void) => {
+    const { data, lastEventId } = event as MessageEvent<string>;
+    const answer = JSON.parse(data) as unknown;
+    for (const listener of listeners(paths[Number(lastEventId)] ?? "")) does(listener, answer);
+  };
+  source.addEventListener("answer", (event) => each(event, (listener, answer) => listener.taken(answer)));
+  source.addEventListener("refused", (event) =>
+    each(event, (listener, answer) => listener.refused((answer as { error: Failure }).error)),
+  );
+  source.addEventListener("error", () => {
+    if (source.readyState !== EventSource.CLOSED) return;
+    for (const path of paths) for (const listener of listeners(path)) listener.refused(GONE);
+  });
+  return source;
+}
+
+/** Calls `taken` with each answer to a path that goes on where the last one ended, while the page can be seen. */
 export function follow<T>(path: string, taken: (answer: T) => void, refused: (failure: Failure) => void): () => void {
+  const listener = { taken: taken as Taken, refused };
   let source: EventSource | null = null;
   const open = () => {
-    if (source || document.hidden) return;
-    source = new EventSource(`/console/live?path=${encodeURIComponent(path)}`);
-    source.addEventListener("answer", (event) => taken(JSON.parse((event as MessageEvent<string>).data) as T));
-    source.addEventListener("refused", (event) =>
-      refused((JSON.parse((event as MessageEvent<string>).data) as { error: Failure }).error),
-    );
-    source.addEventListener("error", () => {
-      if (source?.readyState === EventSource.CLOSED) {
-        refused({ kind: "Gone", what: "the supervisor does not answer", where: null, next: "start it: millstream up" });
-      }
-    });
+    if (!source && !document.hidden) source = stream([path], () => [listener]);
   };
   const close = () => {
     source?.close();
     source = null;
   };
-  // Browsers allow few connections to one server: pages in the background have none.
-  const changed = () => (document.hidden ? close() : open());
+  const changed = () => (document.hidden ? close() : open()); // pages in the background have no connections
   document.addEventListener("visibilitychange", changed);
   open();
   return () => {
@@ -84,6 +103,37 @@ export function follow<T>(path: string, taken: (answer: T) => void, refused: (fa
     close();
   };
 }
+
+const listening = new Map<string, Set<Listener>>();
+let shared: EventSource[] = [];
+let reopens = 0;
+
+/** Calls a listener with each answer to a path that differs from the last; all of a page share a connection. */
+function listen(path: string, listener: Listener): () => void {
+  const of = listening.get(path) ?? new Set();
+  listening.set(path, of.add(listener));
+  reopen();
+  return () => {
+    of.delete(listener);
+    if (of.size === 0) listening.delete(path);
+    reopen();
+  };
+}
+
+/** Soon: a page that opens asks for several paths, one after the other. */
+function reopen(): void {
+  clearTimeout(reopens);
+  reopens = window.setTimeout(() => {
+    for (const source of shared) source.close();
+    const paths = document.hidden ? [] : [...listening.keys()];
+    shared = [];
+    for (let place = 0; place < paths.length; place += PATHS_MAX) {
+      shared.push(stream(paths.slice(place, place + PATHS_MAX), (path) => [...(listening.get(path) ?? [])]));
+    }
+  }, 10);
+}
+
+document.addEventListener("visibilitychange", reopen);
 
 export interface Live<T> {
   answer: T | null;
@@ -96,11 +146,10 @@ export function useLive<T>(path: string | null): Live<T> {
   useEffect(() => {
     change({ answer: null, failure: null });
     if (path === null) return undefined;
-    return follow<T>(
-      path,
-      (answer) => change({ answer, failure: null }),
-      (failure) => change((before) => ({ ...before, failure })),
-    );
+    return listen(path, {
+      taken: (answer) => change({ answer: answer as T, failure: null }),
+      refused: (failure) => change((before) => ({ ...before, failure })),
+    });
   }, [path]);
   return found;
 }

@@ -1,6 +1,6 @@
 // Draws a time plane: event time to the right, processing time upwards. Points go straight into pixels, so that a
 // hundred thousand of them are drawn within a frame.
-import { BEHIND, LOST, type Plane, type View } from "./plane_model";
+import { BEHIND, type Keys, LOST, partOf, type Plane, shows, type View } from "./plane_model";
 
 const LEFT = 74;
 const BOTTOM = 40;
@@ -62,7 +62,7 @@ export class Drawing {
 
   constructor(private readonly canvas: HTMLCanvasElement) {}
 
-  draw(plane: Plane, view: View, key: number | null, colours: Colours): void {
+  draw(plane: Plane, view: View, keys: Keys, colours: Colours): void {
     const ratio = window.devicePixelRatio || 1;
     const { clientWidth, clientHeight } = this.canvas;
     if (this.canvas.width !== Math.round(clientWidth * ratio) || this.canvas.height !== Math.round(clientHeight * ratio)) {
@@ -81,14 +81,14 @@ export class Drawing {
     context.beginPath();
     context.rect(area.left, area.top, area.width, area.height);
     context.clip();
-    this.windows(context, plane, area, x, key, colours);
+    this.windows(context, plane, area, x, keys, colours);
     this.line(context, [[view.y0, view.y0], [view.y1, view.y1]], x, y, colours.faint, [5, 5], 1, false);
     for (const name of plane.partitions.length > 1 ? plane.partitions : []) {
       const moves = plane.batches.map((batch) => [batch.at, batch.partitions[name] ?? null] as const);
       this.line(context, moves, x, y, colours.watermark, [2, 3], 1, true);
     }
-    this.panes(context, plane, view, x, y, key, colours);
-    this.dots(context, plane, view, area, ratio, key, colours);
+    this.panes(context, plane, view, x, y, keys, colours);
+    this.dots(context, plane, view, area, ratio, keys, colours);
     const reached = plane.batches.map((batch) => [batch.at, batch.watermark] as const);
     this.line(context, reached, x, y, colours.watermark, [], 2.4, true);
     context.restore();
@@ -124,10 +124,10 @@ export class Drawing {
     context.restore();
   }
 
-  private windows(context: CanvasRenderingContext2D, plane: Plane, area: Area, x: (time: number) => number, key: number | null, colours: Colours): void {
+  private windows(context: CanvasRenderingContext2D, plane: Plane, area: Area, x: (time: number) => number, keys: Keys, colours: Colours): void {
     const spans = new Map<string, [number, number]>();
     for (const pane of plane.panes) {
-      if (key === null || pane.key === key) spans.set(`${pane.start} ${pane.end}`, [pane.start, pane.end]);
+      if (shows(keys, pane.key)) spans.set(`${pane.start} ${pane.end}`, [pane.start, pane.end]);
     }
     for (const [start, end] of spans.values()) {
       const left = x(start);
@@ -143,22 +143,24 @@ export class Drawing {
     context.globalAlpha = 1;
   }
 
-  private panes(context: CanvasRenderingContext2D, plane: Plane, view: View, x: (time: number) => number, y: (at: number) => number, key: number | null, colours: Colours): void {
+  private panes(context: CanvasRenderingContext2D, plane: Plane, view: View, x: (time: number) => number, y: (at: number) => number, keys: Keys, colours: Colours): void {
     context.font = "600 11px system-ui, sans-serif";
     context.textAlign = "center";
     for (const pane of plane.panes) {
       if (pane.at < view.y0 || pane.at > view.y1 || pane.end < view.x0 || pane.start > view.x1) continue;
-      if (key !== null && pane.key !== key) continue;
-      const left = x(pane.start) + 2;
-      const width = Math.max(2, x(pane.end) - x(pane.start) - 4);
+      if (!shows(keys, pane.key)) continue;
+      const [start, end] = partOf(pane, keys);
+      const left = x(start) + 2;
+      const width = Math.max(2, x(end) - x(start) - 4);
       const at = y(pane.at);
       context.globalAlpha = pane.replaced ? 0.35 : 0.95;
       context.fillStyle = colours.timings[pane.timing] ?? colours.faint;
       context.fillRect(left, at - 3, width, 6);
-      if (key !== null && width > pane.label.length * 6.5) {
+      const label = keys.size > 1 ? `${plane.keys[pane.key]} ${pane.label}` : pane.label;
+      if (keys.size > 0 && width > label.length * 6.5) {
         context.globalAlpha = pane.replaced ? 0.6 : 1;
         context.fillStyle = colours.ink;
-        context.fillText(pane.label, left + width / 2, at - 6);
+        context.fillText(label, left + width / 2, at - 6);
       }
     }
     context.globalAlpha = 1;
@@ -184,7 +186,7 @@ export class Drawing {
     context.setLineDash([]);
   }
 
-  private dots(context: CanvasRenderingContext2D, plane: Plane, view: View, area: Area, ratio: number, key: number | null, colours: Colours): void {
+  private dots(context: CanvasRenderingContext2D, plane: Plane, view: View, area: Area, ratio: number, keys: Keys, colours: Colours): void {
     const width = Math.round(area.width * ratio);
     const height = Math.round(area.height * ratio);
     if (!this.image || this.image.width !== width || this.image.height !== height) {
@@ -200,8 +202,10 @@ export class Drawing {
     const scaleX = width / (view.x1 - view.x0);
     const scaleY = height / (view.y1 - view.y0);
     const { times, ats, keyOf, fates, points } = plane;
+    const hidden = new Uint8Array(keys.size > 0 ? plane.keys.length : 0).fill(1);
+    for (const key of keys.keys()) hidden[key] = 0;
     for (let place = 0; place < points; place += 1) {
-      if (key !== null && keyOf[place] !== key) continue;
+      if (hidden[keyOf[place]!]) continue;
       const fate = fates[place]!;
       const left = Math.round((times[place]! - view.x0) * scaleX) - half;
       const top = height - Math.round((ats[place]! - view.y0) * scaleY) - half;

@@ -163,6 +163,19 @@ export class Plane {
   }
 }
 
+/** The keys that are shown, each with its place among them; if there are none, all are. */
+export type Keys = ReadonlyMap<number, number>;
+
+export const shows = (keys: Keys, key: number): boolean => keys.size === 0 || keys.has(key);
+
+/** Where the bar of a pane is: panes of several keys share the width of their window. */
+export function partOf(pane: DrawnPane, keys: Keys): [start: number, end: number] {
+  if (keys.size < 2) return [pane.start, pane.end];
+  const width = (pane.end - pane.start) / keys.size;
+  const start = pane.start + width * (keys.get(pane.key) ?? 0);
+  return [start, start + width];
+}
+
 const NEAR = 8;
 
 /** The late row, or else the pane, nearest to a point, if one is within a few pixels. */
@@ -172,7 +185,7 @@ export function nearest(
   size: { width: number; height: number },
   x: number,
   y: number,
-  key: number | null,
+  keys: Keys,
 ): LateRow | DrawnPane | null {
   const across = (time: number) => ((time - view.x0) / (view.x1 - view.x0)) * size.width;
   const up = (at: number) => size.height - ((at - view.y0) / (view.y1 - view.y0)) * size.height;
@@ -180,13 +193,14 @@ export function nearest(
   let best = NEAR;
   for (const row of plane.late) {
     const distance = Math.hypot(across(row.time) - x, up(row.at) - y);
-    if (distance < best && (key === null || row.key === key)) [best, found] = [distance, row];
+    if (distance < best && shows(keys, row.key)) [best, found] = [distance, row];
   }
   if (found) return found;
   for (const pane of plane.panes) {
     const distance = Math.abs(up(pane.at) - y);
-    const inside = across(pane.start) <= x && x <= across(pane.end);
-    if (inside && distance <= best && (key === null || pane.key === key)) [best, found] = [distance, pane];
+    const [start, end] = partOf(pane, keys);
+    const inside = across(start) <= x && x <= across(end);
+    if (inside && distance <= best && shows(keys, pane.key)) [best, found] = [distance, pane];
   }
   return found;
 }

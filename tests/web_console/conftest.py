@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-import chromium
+from debian_servers import MISSING, program
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
 from millstream.supervision.alerting import Alerting
@@ -23,6 +23,8 @@ from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.front_door import FrontDoor
 from millstream.web_console.routes import with_console
 from waiting import until
+
+from .outside import Attempts
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -62,9 +64,11 @@ class Console:
 
 @pytest.fixture
 def console(tmp_path: Path) -> Iterator[Console]:
+    """Its process can connect to this machine only, and must not have tried anything else."""
     (tmp_path / "supervisor").mkdir()
     supervisor = Supervisor(tmp_path / "supervisor", str(tmp_path / "log"), tmp_path / "log" / "jobs")
     with ExitStack() as opened:
+        outside = opened.enter_context(Attempts.blocked())
         at = opened.enter_context(socket.create_server(("127.0.0.1", 0)))
         port = at.getsockname()[1]
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
@@ -87,15 +91,16 @@ def console(tmp_path: Path) -> Iterator[Console]:
         supervisor.close()
         looking.join()
     supervisor.store.close()
+    assert outside == []
 
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium; tests that need it are skipped where it is missing."""
     playwright = pytest.importorskip("playwright.sync_api", reason="the package playwright is missing")
-    path = chromium.found()
+    path = program("chromium")
     if path is None:
-        pytest.skip(chromium.MISSING)
+        pytest.skip(MISSING.format("chromium"))
     with playwright.sync_playwright() as started:
         opened = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield opened
@@ -108,6 +113,7 @@ def page(browser: Browser, console: Console) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1280, "height": 900})
     outside: list[str] = []
     errors: list[str] = []
+    context.route(lambda url: not OWN.match(url), lambda route: route.abort())
     context.on("request", lambda request: None if OWN.match(request.url) else outside.append(request.url))
     made = context.new_page()
     made.on("pageerror", lambda error: errors.append(str(error)))

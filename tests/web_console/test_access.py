@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import socket
 from http.client import HTTPConnection
+from urllib.parse import quote, urlencode
 
 import pytest
 
+import millstream as ms
+from millstream.web_console.front_door import PATHS_MAX
 from millstream.web_console.sessions import CODE_S_MAX, CODES_MAX, SESSION_S_MAX, Sessions
 
 from .conftest import TOKEN, Console
+from .outside import Attempts
 
 PATHS = ["index.html", "index.js", "index.css", "session", "live?path=/v1/jobs", "nothing", "../../etc/passwd",
          "..%2f..%2fetc%2fpasswd", "%2e%2e/front_door.py", "sources.sha256", "login.html%00.js"]  # fmt: skip
@@ -98,8 +103,48 @@ def test_codes_are_given_for_the_token_alone(console: Console) -> None:
 
 def test_live_answers_are_those_of_the_interface_alone(console: Console) -> None:
     session = console.logged_in()
-    for path in ("", "/console/session", "http://evil.example/", "//evil.example", "/metrics", "/v1/%C3%A9"):
+    many = "&path=".join(["/v1/jobs"] * (PATHS_MAX + 1))
+    wrong = ("", "/console/session", "http://evil.example/", "//evil.example", "/metrics", "/v1/%C3%A9")
+    for path in (*wrong, "/v1/jobs&path=/metrics", many):
         assert console.ask("GET", f"/console/live?path={path}", **session)[0] == 400
+
+
+def test_the_network_is_blocked_in_these_tests(console: Console) -> None:
+    """Goal: the fixture would notice a console that asks another machine. Nothing listens at the address."""
+    for host in ("192.0.2.1", "console.example"):
+        with Attempts.blocked() as found, pytest.raises(PermissionError, match="the network is blocked"):
+            socket.create_connection((host, 443), timeout=1)
+        assert [attempt.endswith(host) for attempt in found] == [True]
+
+
+INJECTED = "a\r\nSet-Cookie: taken=over\r\n\r\n<html>"
+EVENT = "x\n\nevent: refused\ndata: {}\n\n"
+
+
+def test_contents_of_records_stay_values(console: Console) -> None:
+    """Goal: a line break in a key, a header or a value ends neither a header of an answer nor an event of a stream."""
+    with ms.connect(console.log) as log:
+        log.create_topic("raw", partitions=1)
+        with log.producer() as producer:
+            producer.send("raw", EVENT.encode(), INJECTED, headers={INJECTED: EVENT.encode()})
+    session = console.logged_in()
+    for query in ({}, {"key": INJECTED}, {"text": EVENT}):
+        status, headers, answer = console.ask("GET", f"/v1/topics/raw/records?{urlencode(query)}", **session)
+        assert (status, headers["set-cookie"], headers["content-type"]) == (200, None, "application/json")
+        [record] = answer["records"]
+        assert (record["key"], record["value"], record["headers"]) == (INJECTED, EVENT, [[INJECTED, EVENT]])
+    for path in (f"/v1/topics/{quote(INJECTED)}", f"/v1/topics/raw/records?where={quote(INJECTED)}"):
+        status, headers, answer = console.ask("GET", path, **session)
+        assert (status in (400, 404), headers["set-cookie"], "error" in answer) == (True, None, True)
+    live = HTTPConnection("127.0.0.1", console.port, timeout=60)
+    live.request("GET", "/console/live?path=/v1/topics/raw/records", headers={"Cookie": session["Cookie"]})
+    stream, received = live.getresponse(), b""
+    while not received.endswith(b"\n\n"):
+        received += stream.read1()
+    live.close()
+    *first, data, end = received.decode().splitlines()
+    assert (first, end) == (["event: answer", "id: 0"], "")
+    assert json.loads(data.removeprefix("data: "))["records"] == [record]
 
 
 def test_a_slow_request_is_refused_and_others_are_answered_meanwhile(

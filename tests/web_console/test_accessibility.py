@@ -6,9 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from build_console import SOURCES
-from waiting import until
-
+from .axe import AXE, NO_AXE, violations
 from .conftest import Console
 from .test_letters_page import with_letters
 from .test_time_plane import recorded
@@ -17,13 +15,13 @@ from .test_topics_pages import filled
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
-AXE = SOURCES / "node_modules" / "axe-core" / "axe.min.js"
 PAGES = {
     "jobs": "totals",
     "jobs/totals": "Settings",
     "jobs/totals/plan": "Logical",
     "jobs/totals/plane": "batch 5",
     "jobs/totals/runs": "not run yet",
+    "jobs/totals/errors": "No run has failed.",
     "jobs/totals/log": "printed nothing",
     "jobs/totals/savepoints": "There are none.",
     "jobs/totals/upgrades": "There were none.",
@@ -43,23 +41,13 @@ PAGES = {
 @pytest.mark.more
 def test_no_violations(console: Console, page: Page) -> None:
     if not AXE.is_file():
-        pytest.skip("the package axe-core is missing: cd console && npm ci")
+        pytest.skip(NO_AXE)
     recorded(console)
     filled(console)
     with_letters(console)
-    script = AXE.read_text()
     wrong = []
     for address, text in PAGES.items():
         page.goto(f"{console.url}/console/#/{address}")
         page.get_by_text(text).first.wait_for()
-        for scheme in ("light", "dark"):
-            page.emulate_media(color_scheme=scheme)
-            page.evaluate(script)
-            found = page.evaluate("axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']})")
-            wrong += [(address, scheme, each["id"], each["nodes"][0]["html"]) for each in found["violations"]]
-        page.emulate_media(color_scheme="light")
-        page.set_viewport_size({"width": 390, "height": 800})
-        wide = until(lambda: page.evaluate("document.documentElement.scrollWidth"), "the page has a width")
-        wrong += [] if wide <= 390 else [(address, "phone", "wider than the screen", str(wide))]
-        page.set_viewport_size({"width": 1280, "height": 900})
+        wrong += [(address, *each) for each in violations(page)]
     assert wrong == []

@@ -78,6 +78,9 @@ def test_a_link_to_a_dashboard_with_a_plane(recorded_job: Path, browser: Browser
         page.get_by_text("batch 5: 9 rows, 9 drawn, 1 late").wait_for()
         page.get_by_role("cell", name="blue").first.wait_for()
         page.goto(f"{door.link().partition('#')[0]}#/jobs/totals")
+        silent = page.get_by_role("region", name="Why is nothing coming out?")
+        silent.get_by_text("has measured nothing yet").wait_for()
+        assert page.get_by_role("button", name="Delete…").count() == 0
         page.get_by_role("heading", name="totals").wait_for()
         assert page.get_by_role("button", name="Stop").count() == 0
         context.close()

@@ -10,6 +10,7 @@ import millstream as ms
 from millstream.errors import InvalidInput
 from millstream.plan import dashboards
 
+from .axe import violations
 from .conftest import Console
 from .flows import HTML, planned, pumps_flow
 from .pictures import picture
@@ -33,6 +34,7 @@ def described() -> None:
         ms.panel("table", "Rows", "litres", columns=["pump", "litres"], rows=5),
         ms.panel("heat", "Heat", "litres", x="window.start", y="litres", by="pump"),
         ms.panel("search", "Search", "litres"),
+        ms.panel("table", "Levels", "levels"),
     )
 
 
@@ -62,9 +64,24 @@ def test_dashboards_are_answered_once_a_job_has_started(console: Console) -> Non
     planned(console, pumps_flow())
     assert console.ask("GET", "/v1/dashboards", **session)[2] == ["pumps"]
     found = console.ask("GET", "/v1/dashboards/pumps", **session)[2]
-    kinds = ["line", "bar", "number", "table", "heat", "search"]
+    kinds = ["line", "bar", "number", "table", "heat", "search", "table"]
     assert (found["job"], [each["kind"] for each in found["panels"]]) == ("pumps", kinds)
     assert console.ask("GET", "/v1/dashboards/other", **session)[0] == 404
+
+
+def of_a_table(console: Console, page: Page) -> None:
+    """A panel over a table has the newest row of each key."""
+    with ms.connect(console.log) as log, log.producer() as producer:
+        log.create_topic("levels", partitions=1, schema="pump string, litres int", compaction=True)
+        for pump, litres in (("a", 1), ("b", 2), ("a", 3)):
+            producer.send("levels", {"pump": pump, "litres": litres}, pump)
+        producer.flush()
+        levels = page.get_by_role("region", name="Levels")
+        levels.get_by_role("row", name="b 2").wait_for()
+        assert [row.inner_text().split() for row in levels.get_by_role("row").all()[1:]] == [["a", "3"], ["b", "2"]]
+        producer.send("levels", None, "b")
+        producer.flush()
+        levels.get_by_role("row", name="b 2").wait_for(state="detached")
 
 
 @pytest.mark.more
@@ -89,6 +106,7 @@ def test_a_dashboard_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("img", name="Litres per minute: 3 lines").wait_for()
     page.locator(".big", has_text="39").wait_for()
     picture(page, "dashboard")
+    assert violations(page) == []
     page.get_by_role("region", name="Heat").get_by_role("row", name="pump 2").get_by_role("cell", name="29").wait_for()
     page.get_by_label("Text").fill("pump 3")
     page.get_by_role("button", name="Search").click()
@@ -100,6 +118,7 @@ def test_a_dashboard_in_the_browser(console: Console, page: Page) -> None:
         producer.send("litres", {"pump": "pump 3", "litres": 77.0, "window": {"start": ""}, "weight": 1})
         producer.send("litres", {"pump": "pump 3", "litres": 77.5, "window": {"start": ""}, "weight": -1})
     page.locator(".big", has_text="77").wait_for()
+    of_a_table(console, page)
     with ms.connect(console.log) as log, log.producer() as producer:
         producer.send("litres", {"pump": HTML, "litres": 1.0, "window": {"start": HTML}, "weight": 1})
     page.get_by_role("cell", name=HTML).first.wait_for()

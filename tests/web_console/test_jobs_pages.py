@@ -8,6 +8,7 @@ import re
 import time
 import zipfile
 from http.client import HTTPConnection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -17,6 +18,7 @@ from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Desired, Observed
 from supervision.test_supervisor import FLOW as COPIES
 
+from .axe import violations
 from .conftest import Console
 from .flows import HTML, planned_in
 from .pictures import picture
@@ -37,11 +39,29 @@ def submit(console: Console, name: str, file: str = "/nowhere/flow.py", observed
     console.supervisor.store.add(JobSpecification(name, file, name, restarts_max=0), "ann", observed, None)
 
 
+def log_of_another_run(file: Path, page: Page) -> None:
+    """The log follows the newest run, and earlier ones can be chosen."""
+    file.write_text("print('the second run')")
+    page.get_by_role("button", name="Start", exact=True).click()
+    log = page.get_by_label("Log", exact=True)
+    log.filter(has_text="the second run").wait_for()
+    page.get_by_label("Run").select_option("1")
+    log.filter(has_text="<script>").wait_for()
+    page.get_by_role("link", name="Runs").click()
+    page.get_by_role("link", name="Log of run 2").click()
+    log.filter(has_text="the second run").wait_for()
+
+
 @pytest.mark.more
 def test_a_failing_job_in_the_browser(console: Console, page: Page) -> None:
     file = console.log.parent / "flow.py"
     file.write_text(FAILING)
     submit(console, "pumps", str(file))
+    page.get_by_role("link", name="pumps").wait_for()
+    with page.expect_download() as saved:
+        page.get_by_role("link", name="Bundle for support").click()
+    with zipfile.ZipFile(saved.value.path()) as made:
+        assert "jobs/pumps/job.json" in made.namelist()
     page.get_by_role("link", name="pumps").click()
     page.get_by_role("button", name="Start", exact=True).click()
     page.get_by_text("failed", exact=True).wait_for()
@@ -49,8 +69,15 @@ def test_a_failing_job_in_the_browser(console: Console, page: Page) -> None:
     picture(page, "job")
     page.get_by_role("link", name="Runs").click()
     page.get_by_role("row", name=re.compile("start")).wait_for()
-    page.get_by_role("link", name="Log").click()
+    page.get_by_role("link", name="Errors").click()
+    page.get_by_role("region", name="By error").get_by_role("row", name=re.compile("no pump answers.* 1 ")).wait_for()
+    page.get_by_role("region", name="Failed runs").get_by_role("button", name="1", exact=True).click()
+    page.get_by_role("region", name="Error", exact=True).get_by_text("no pump answers").wait_for()
+    picture(page, "errors")
+    assert violations(page) == []
+    page.get_by_role("link", name="Log", exact=True).click()
     page.get_by_label("Log", exact=True).filter(has_text="<script>").wait_for()
+    log_of_another_run(file, page)
     assert "taken over" not in page.title()
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Log out").click()

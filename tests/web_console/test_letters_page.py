@@ -81,7 +81,16 @@ def test_letters_in_the_browser(console: Console, page: Page) -> None:
     letter = page.get_by_role("region", name="Dead letter", exact=True)
     letter.get_by_text('{"score": "three"}').wait_for()
     letter.get_by_role("button", name="Why dead?").click()
-    letter.get_by_role("region", name="Why dead?").get_by_text("batch").wait_for()
+    why = letter.get_by_role("region", name="Why dead?")
+    why.get_by_text("batch").wait_for()
+    with page.expect_download() as saved:
+        why.get_by_role("button", name="Make a test of it").click()
+    assert saved.value.suggested_filename == "test_dead_letter.py"
+    exec(
+        compile(saved.value.path().read_text(), "test_dead_letter.py", "exec"),
+        test := {"__file__": "test_dead_letter.py"},
+    )
+    test["test_dead_letter"]()  # type: ignore[operator]
     page.get_by_label("File, if not").fill(str(console.log.parent / "fixed.py"))
     page.get_by_role("button", name="Rehearse").click()
     page.get_by_text("1 of 2 would be taken").wait_for()

@@ -16,6 +16,7 @@ from millstream.web_console.questions import question_of
 from provenance.recorded import SCHEMA, Batch, record, score
 from waiting import until
 
+from .axe import violations
 from .conftest import Console
 from .flows import planned_in
 from .pictures import picture
@@ -154,11 +155,33 @@ def explained(page: Page) -> None:
     exec(compile(written, "test_pane.py", "exec"), test)
     test["test_pane"]()
     page.get_by_role("button", name="Why late?").click()
-    page.get_by_role("region", name="Why late?").get_by_text("1 minute 9 seconds").first.wait_for()
+    late = page.get_by_role("region", name="Why late?")
+    late.get_by_text("1 minute 9 seconds").first.wait_for()
+    with page.expect_download() as saved:
+        late.get_by_role("button", name="Make a test of it").click()
+    assert saved.value.suggested_filename == "test_late_row.py"
+    exec(compile(saved.value.path().read_text(), "test_late_row.py", "exec"), test := {"__file__": "test_late_row.py"})
+    test["test_late_row"]()  # type: ignore[operator]
     page.get_by_role("button", name="Close").click()
     page.get_by_label("Bound of the watermark").fill("3 minutes")
     page.get_by_role("button", name="Compare").click()
     page.get_by_role("row", name="3 minutes 9 0 0.00 %").wait_for()
+
+
+def several_keys(page: Page) -> None:
+    """Chosen together, found by a part of their name, and all of them again."""
+    panes = page.get_by_role("region", name="Newest panes")
+    page.get_by_text("Keys: red").click()
+    page.get_by_label("Search keys").fill("bl")
+    assert page.get_by_role("checkbox").count() == 1
+    page.get_by_label("blue", exact=True).check()
+    page.get_by_text("Keys: red, blue").wait_for()
+    panes.get_by_role("cell", name="blue").first.wait_for()
+    panes.get_by_role("cell", name="red").first.wait_for()
+    picture(page, "time-plane-keys")
+    assert violations(page) == []
+    page.get_by_role("button", name="Show all keys").click()
+    page.get_by_text("Keys: all 2").click()
 
 
 @pytest.mark.more
@@ -168,11 +191,14 @@ def test_the_plane_is_drawn(console: Console, page: Page) -> None:
     page.get_by_role("link", name="Time plane").click()
     page.get_by_text("batch 5: 9 rows, 9 drawn, 1 late").wait_for()
     page.get_by_label("Shows").select_option("everything")
-    page.get_by_label("Key").select_option("red")
+    page.get_by_text("Keys: all 2").click()
+    page.get_by_label("red", exact=True).check()
+    page.get_by_text("Keys: red").click()
     page.get_by_role("cell", name="27").wait_for()
     picture(page, "time-plane")
     click_pane(page)
     explained(page)
+    several_keys(page)
     plane = page.locator("canvas.plane")
     before = plane.screenshot()
     plane.focus()

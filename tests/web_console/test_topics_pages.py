@@ -11,6 +11,7 @@ import pytest
 
 import millstream as ms
 
+from .axe import violations
 from .conftest import Console
 from .flows import HTML
 from .pictures import picture
@@ -103,6 +104,7 @@ def test_groups_queues_and_tables_are_answered(console: Console) -> None:
     assert console.ask("GET", "/v1/topics", **session)[2] == ["points", "raw", "work.dead"]
     [group] = console.ask("GET", "/v1/groups", **session)[2]
     assert (group["name"], group["lag"]) == ("readers", 0)
+    assert group["partitions"][0]["lag_s"] == 0
     [queue] = console.ask("GET", "/v1/queues", **session)[2]
     assert (queue["name"], queue["topic"]) == ("work", "raw")
     assert console.ask("GET", "/v1/tables", **session)[0] == 200
@@ -133,6 +135,7 @@ def test_a_group_is_reset_after_a_try(console: Console) -> None:
         assert answer["partitions"] == [{"partition": 0, "before": 2, "after": 1, "lag_after": 1}]
     [group] = console.ask("GET", "/v1/groups", **session)[2]
     assert group["lag"] == 1
+    assert 0 < group["partitions"][0]["lag_s"] < 600
     for wrong in ({"topic": "raw", "to": "yesterday"}, {"topic": "raw"}, {"to": "latest"}):
         assert reset(**wrong)[0] == 400
     assert reset(topic="nothing", to="earliest")[0] == 404
@@ -149,15 +152,19 @@ def changes(console: Console, page: Page) -> None:
             producer.send("levels", None, "b")
     page.get_by_role("link", name="Tables").click()
     page.get_by_role("link", name="levels").click()
+    page.get_by_label("key", exact=True).fill("a")
+    page.get_by_role("button", name="Look up").click()
+    page.get_by_role("region", name="The current row").get_by_role("row", name="litres 3").wait_for()
     page.get_by_role("row", name='+ a {"pump":"a","litres":3}').wait_for()
     page.get_by_role("row", name='\N{MINUS SIGN} a {"pump":"a","litres":1}').wait_for()
     page.get_by_label("Filter").fill("b")
     page.get_by_role("row", name='\N{MINUS SIGN} b {"pump":"b","litres":2}').wait_for()
-    assert page.get_by_role("row", name="litres").count() == 2
+    assert page.get_by_role("region", name="Changes").get_by_role("row", name="litres").count() == 2
     page.get_by_role("button", name="b", exact=True).first.click()
     page.get_by_role("heading", name="The history of b").wait_for()
     page.get_by_role("row", name='+ b {"pump":"b","litres":2}').wait_for()
     picture(page, "table")
+    assert violations(page) == []
 
 
 @pytest.mark.more
@@ -173,6 +180,17 @@ def test_topics_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("region", name="Record", exact=True).wait_for()
     page.get_by_role("img", name="1 records from").wait_for()
     picture(page, "topic")
+    for given, text in (
+        ({"Text": "user 42"}, "1 found in 100 records"),
+        ({"Key": "key 3"}, "10 found in 100 records"),
+        ({"Partition": "1", "From offset": "45"}, "5 found in 5 records"),
+        ({"From time (UTC)": "2100-01-01"}, "0 found in 0 records"),
+    ):
+        page.get_by_role("button", name="Newest").click()
+        for label, value in given.items():
+            page.get_by_label(label, exact=True).fill(value)
+        page.get_by_role("button", name="Find").click()
+        page.get_by_text(text).wait_for()
     page.get_by_role("button", name="Newest").click()
     page.get_by_text("Produce a record").click()
     page.get_by_label("Value of the new record").fill('{"user": "new one", "score": 1}')

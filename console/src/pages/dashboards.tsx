@@ -18,7 +18,7 @@ interface Panel {
 }
 
 interface Found {
-  records: { value: unknown; timestamp: string; partition: number; offset: number }[];
+  records: { key: string | null; value: unknown; timestamp: string; partition: number; offset: number }[];
   scanned: number;
 }
 
@@ -60,21 +60,24 @@ export function Dashboard({ name }: { name: string }) {
 
 const records = (panel: Panel): string => `/v1/topics/${encodeURIComponent(panel.topic!)}/records?limit=${panel.rows}`;
 
-/** The rows of an answer, the newest first. What a retraction takes back is replaced by a newer row. */
-function useRows(answer: Found | null): Row[] {
-  return useMemo(
-    () =>
-      (answer?.records ?? [])
-        .map((each) => each.value)
-        .filter((each): each is Row => typeof each === "object" && each !== null)
-        .filter((row) => !(Number(row["weight"]) < 0)),
-    [answer],
-  );
+/** The rows of an answer, the newest first. What a retraction takes back is replaced by a newer row.
+ *  Of a table, which is a compacted topic, each key has its newest row, and none once it is deleted; a line shows all. */
+function useRows(panel: Panel, answer: Found | null): Row[] {
+  const topic = useLive<{ compaction: boolean }>(`/v1/topics/${encodeURIComponent(panel.topic!)}`).answer;
+  const isTable = panel.kind !== "line" && topic?.compaction === true;
+  return useMemo(() => {
+    const seen = new Set<string | null>();
+    return (answer?.records ?? [])
+      .filter(({ key }) => !isTable || (!seen.has(key) && seen.add(key)))
+      .map((each) => each.value)
+      .filter((each): each is Row => typeof each === "object" && each !== null)
+      .filter((row) => !(Number(row["weight"]) < 0));
+  }, [answer, isTable]);
 }
 
 function LivePanel({ panel }: { panel: Panel }) {
   const { answer, failure } = useLive<Found>(records(panel));
-  const rows = useRows(answer);
+  const rows = useRows(panel, answer);
   return (
     <>
       <Problem failure={failure} />
@@ -92,7 +95,7 @@ function SearchPanel({ panel }: { panel: Panel }) {
   const [typed, setTyped] = useState("");
   const [asked, setAsked] = useState("");
   const { answer, failure } = useLive<Found>(records(panel) + (asked ? `&text=${encodeURIComponent(asked)}` : ""));
-  const rows = useRows(answer);
+  const rows = useRows(panel, answer);
   return (
     <>
       <form class="bar" role="search" onSubmit={(event) => {
@@ -202,6 +205,12 @@ function Heat({ panel, rows }: { panel: Panel; rows: Row[] }) {
 const HEAT_COLUMNS = 8;
 const brief = (value: string): string => (/^\d{4}-\d\d-\d\dT/.test(value) ? value.slice(11, 19) : value);
 
+/** Of a line: neighbours differ, and all stand out from the background, light or dark. */
+const colour = (number: number): string => {
+  const hue = (number * 137) % 360;
+  return `light-dark(hsl(${hue} 65% 38%), hsl(${hue} 70% 70%))`;
+};
+
 const WIDTH = 560;
 const HEIGHT = 220;
 const EDGE = 44;
@@ -236,7 +245,7 @@ function Lines({ panel, rows }: { panel: Panel; rows: Row[] }) {
           <path
             key={name}
             class="series"
-            style={{ stroke: `hsl(${(number * 137) % 360} 60% 48%)` }}
+            style={{ stroke: colour(number) }}
             d={`M${[...lines.get(name)!].sort(([a], [b]) => a - b).map(([at, value]) => `${x(at).toFixed(1)},${y(value).toFixed(1)}`).join("L")}`}
           />
         ))}
@@ -245,7 +254,7 @@ function Lines({ panel, rows }: { panel: Panel; rows: Row[] }) {
         <p class="faint">
           {names.slice(0, 12).map((name, number) => (
             <span key={name}>
-              <span class="stroke" style={{ background: `hsl(${(number * 137) % 360} 60% 48%)` }} /> {name}
+              <span class="stroke" style={{ background: colour(number) }} /> {name}
             </span>
           ))}
         </p>

@@ -1,11 +1,15 @@
 // One job: how it is doing, its runs and what went wrong in them, and its log.
 import { useEffect, useRef, useState } from "preact/hooks";
-import { act, type Failure, follow, useLive } from "../api";
+import { act, acts, type Failure, follow, useAnswer, useLive } from "../api";
 import { Act, bytes, count, Facts, moment, Problem, Sheet, span, State } from "../shown";
-import { Alerts, Savepoints, StateOfStep, Upgrades } from "./job_more";
+import { Errors } from "./errors";
+import { Alerts, Savepoints } from "./job_more";
 import type { JobRow } from "./jobs";
 import { PlanPage } from "./plan";
 import { PlanePage } from "./plane";
+import { SilenceBanner } from "./silence";
+import { StateOfStep } from "./state";
+import { Upgrades } from "./upgrades";
 
 interface Run {
   number: number;
@@ -16,7 +20,7 @@ interface Run {
   result: string | null;
 }
 
-interface Process {
+export interface Process {
   pid: number;
   kind: string;
   since: number;
@@ -40,6 +44,7 @@ const TABS: [string, string][] = [
   ["plan", "Plan"],
   ["plane", "Time plane"],
   ["runs", "Runs"],
+  ["errors", "Errors"],
   ["log", "Log"],
   ["savepoints", "Savepoints"],
   ["upgrades", "Upgrades"],
@@ -66,8 +71,10 @@ export function Job({ name, tab, part }: { name: string; tab: string; part: stri
           <Act label="Start" does={() => act(`${path}/start`)} />
           <Act label="Stop" does={() => act(`${path}/stop`)} />
           <Act label="Restart" does={() => act(`${path}/restart`)} />
+          {answer.state !== "running" && answer.state !== "stopping" && <Delete name={name} path={path} />}
         </div>
       )}
+      {answer?.state === "running" && <SilenceBanner path={path} />}
       <nav class="tabs" aria-label="Parts of the job">
         {TABS.map(([at, label]) => (
           <a key={at} href={`${here}/${at}`} aria-current={tab === at ? "page" : undefined}>
@@ -76,15 +83,32 @@ export function Job({ name, tab, part }: { name: string; tab: string; part: stri
         ))}
       </nav>
       {tab === "overview" && answer && <Overview job={answer} />}
-      {tab === "plan" && <PlanPage name={name} />}
+      {tab === "plan" && <PlanPage name={name} processes={answer?.processes ?? []} />}
       {tab === "plane" && <PlanePage name={name} step={part} />}
-      {tab === "runs" && <Runs path={path} />}
+      {tab === "runs" && <Runs path={path} here={here} />}
+      {tab === "errors" && <Errors path={path} />}
       {tab === "savepoints" && <Savepoints job={name} />}
       {tab === "upgrades" && answer && <Upgrades path={path} file={answer.file} />}
       {tab === "state" && <StateOfStep path={path} />}
       {tab === "alerts" && <Alerts job={name} />}
-      {tab === "log" && answer && <Log key={answer.runs} path={path} run={answer.runs} />}
+      {tab === "log" && answer && <Logs path={path} here={here} newest={answer.runs} chosen={part} />}
     </>
+  );
+}
+
+/** Lets the supervisor forget a job, after a second click; its outputs and its state stay. */
+function Delete({ name, path }: { name: string; path: string }) {
+  const [sure, setSure] = useState(false);
+  const remove = async () => {
+    await act(path, undefined, "DELETE");
+    location.hash = "#/jobs";
+  };
+  if (!acts) return null;
+  if (sure) return <Act label={`Delete ${name} and the logs of its runs`} does={remove} />;
+  return (
+    <button type="button" onClick={() => setSure(true)}>
+      Delete…
+    </button>
   );
 }
 
@@ -138,7 +162,7 @@ function Overview({ job }: { job: JobDetails }) {
   );
 }
 
-function Runs({ path }: { path: string }) {
+function Runs({ path, here }: { path: string; here: string }) {
   const { answer, failure } = useLive<Run[]>(`${path}/runs`);
   return (
     <>
@@ -148,7 +172,11 @@ function Runs({ path }: { path: string }) {
         <Sheet label="Runs" head={["Run", "Why", "Started", "Ended", "Took", "Exit code", "Result"]}>
           {answer.map((run) => (
             <tr key={run.number}>
-              <th scope="row">{run.number}</th>
+              <th scope="row">
+                <a href={`${here}/log/${run.number}`} aria-label={`Log of run ${run.number}`}>
+                  {run.number}
+                </a>
+              </th>
               <td>{run.why}</td>
               <td>{moment(run.started)}</td>
               <td>{moment(run.ended)}</td>
@@ -165,6 +193,37 @@ function Runs({ path }: { path: string }) {
 
 const KEPT = 400_000;
 const FIRST = 65_536;
+
+/** The log of a run, by default of the newest: another one is part of the address. */
+function Logs({ path, here, newest, chosen }: { path: string; here: string; newest: number; chosen: string | undefined }) {
+  const { answer } = useAnswer<Run[]>(`${path}/runs?newest=${newest}`);
+  const run = Number(chosen) || newest;
+  return (
+    <>
+      {answer && answer.length > 0 && (
+        <div class="bar">
+          <label>
+            Run{" "}
+            <select
+              value={String(run)}
+              onChange={(event) => {
+                const number = Number(event.currentTarget.value);
+                location.hash = `${here}/log${number === newest ? "" : `/${number}`}`;
+              }}
+            >
+              {answer.map((each) => (
+                <option key={each.number} value={String(each.number)}>
+                  {each.number}, {each.result ?? "running"}, {moment(each.started)}
+                </option>
+              ))}
+            </select>
+          </label>
+        </div>
+      )}
+      <Log key={run} path={path} run={run} />
+    </>
+  );
+}
 
 function Log({ path, run }: { path: string; run: number }) {
   const [lines, setLines] = useState("");
@@ -186,7 +245,6 @@ function Log({ path, run }: { path: string; run: number }) {
     <>
       <Problem failure={failure} />
       <div class="bar">
-        <span>Run {run}</span>
         <label>
           <input type="checkbox" checked={follows} onChange={(event) => setFollows(event.currentTarget.checked)} /> Follow
         </label>

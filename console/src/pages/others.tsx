@@ -1,7 +1,7 @@
 // Groups, queues and tables.
 import { useState } from "preact/hooks";
 import { act, acts, useLive } from "../api";
-import { Act, count, Problem, Sheet, text } from "../shown";
+import { Act, count, Problem, Sheet, span, text } from "../shown";
 import { Changes } from "./changes";
 import { Names } from "./topics";
 
@@ -9,7 +9,7 @@ interface Group {
   name: string;
   members: number;
   lag: number;
-  partitions: { topic: string; partition: number; committed: number | null; lag: number }[];
+  partitions: { topic: string; partition: number; committed: number | null; lag: number; lag_s: number | null }[];
 }
 
 interface Queue {
@@ -32,7 +32,7 @@ export function Groups() {
       <h2>Consumer groups</h2>
       {groups.answer?.length === 0 && <p class="faint">No group has read anything yet.</p>}
       {groups.answer && groups.answer.length > 0 && (
-        <Sheet label="Consumer groups" head={["Group", "Topic", "Partition", "Committed", "Lag, records", "Members"]}>
+        <Sheet label="Consumer groups" head={["Group", "Topic", "Partition", "Committed", "Lag, records", "Lag, time", "Members"]}>
           {groups.answer.flatMap((group) =>
             group.partitions.map((each) => (
               <tr key={`${group.name} ${each.topic} ${each.partition}`}>
@@ -41,6 +41,7 @@ export function Groups() {
                 <td class="number">{each.partition}</td>
                 <td class="number">{count(each.committed)}</td>
                 <td class="number">{count(each.lag)}</td>
+                <td class="number">{each.lag_s === null ? "–" : span(each.lag_s)}</td>
                 <td class="number">{count(group.members)}</td>
               </tr>
             )),

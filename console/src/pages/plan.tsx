@@ -1,8 +1,9 @@
 // The plan of a job as a graph: the steps as they were written, or the parts that Spark runs, with what they measure.
 import dagre from "@dagrejs/dagre";
-import { useMemo, useState } from "preact/hooks";
+import { useMemo, useRef, useState } from "preact/hooks";
 import { useLive } from "../api";
-import { count, Problem, Sheet, span } from "../shown";
+import { count, moment, Problem, Sheet, span } from "../shown";
+import type { Process } from "./job";
 
 interface Step {
   name: string;
@@ -12,6 +13,8 @@ interface Step {
   columns?: string[];
   line?: string | null;
   windowed?: boolean;
+  runs?: string;
+  steps?: string[];
 }
 
 interface Plan {
@@ -34,42 +37,61 @@ export interface StepSample {
   state_rows: number | null;
 }
 
+interface Sample {
+  at: number;
+  steps: Record<string, StepSample>;
+  wait_s: number;
+  plan_s: number;
+  process_s: number;
+  write_s: number;
+  other_s: number;
+}
+
 interface Metrics {
-  samples: { steps: Record<string, StepSample>; wait_s: number; plan_s: number; process_s: number; write_s: number; other_s: number }[];
+  samples: Sample[];
 }
 
 const WIDTH = 230;
 const HEIGHT = 82;
 
-export function PlanPage({ name }: { name: string }) {
+export function PlanPage({ name, processes }: { name: string; processes: Process[] }) {
   const path = `/v1/jobs/${encodeURIComponent(name)}`;
   const { answer, failure } = useLive<Plan>(`${path}/plan`);
   const metrics = useLive<Metrics>(`${path}/metrics`).answer;
   const [chosen, choose] = useState<string | null>(null);
   const newest = metrics?.samples.at(-1);
+  const before = useBefore(newest);
   const steps = newest?.steps ?? {};
+  const sent = (step: string): string | null => {
+    const [now, earlier] = [steps[step]?.rows_out, before?.steps[step]?.rows_out];
+    if (now === null || now === undefined) return null;
+    if (!newest || !before || earlier === null || earlier === undefined || now < earlier) return `${count(now)} rows`;
+    return `${count(Math.round((now - earlier) / Math.max(newest.at - before.at, 0.001)))} rows/s`;
+  };
   if (!answer) return <Problem failure={failure} />;
-  const step = answer.logical.find((each) => each.name === chosen);
+  const step = answer.logical.find((each) => each.name === chosen) ?? answer.physical.find((each) => each.name === chosen);
   return (
     <>
       {newest && <Phases of={newest} />}
+      <Processes of={processes} />
       <div class="graphs">
-        <Graph title="Logical: as it was written" steps={answer.logical} samples={steps} chosen={chosen} choose={choose} />
-        <Graph title={`Physical: as Spark runs it, ${answer.key_groups} key groups`} steps={answer.physical} samples={steps} chosen={chosen} choose={choose} />
+        <Graph title="Logical: as it was written" steps={answer.logical} samples={steps} sent={sent} chosen={chosen} choose={choose} />
+        <Graph title={`Physical: as Spark runs it, ${answer.key_groups} key groups`} steps={answer.physical} samples={steps} sent={sent} chosen={chosen} choose={choose} />
       </div>
       {step && (
         <section class="card" aria-live="polite">
           <h2>{step.name}</h2>
           <p>{step.does}</p>
           {step.line && <p class="faint">{step.line}</p>}
-          <p class="faint">Columns: {step.columns?.join(", ")}</p>
+          {step.columns && <p class="faint">Columns: {step.columns.join(", ")}</p>}
+          {step.runs && <p>Runs as {step.runs}</p>}
           {step.windowed && (
             <a href={`#/jobs/${encodeURIComponent(name)}/plane/${encodeURIComponent(step.name)}`}>Its time plane</a>
           )}
         </section>
       )}
       <h2>Steps</h2>
-      <Sheet label="Steps" head={["Step", "Does", "Rows in", "Rows out", "Rows/s", "Lag", "Behind the clock", "Own delay", "State rows", "Late", "Dead"]}>
+      <Sheet label="Steps" head={["Step", "Does", "Rows in", "Rows out", "Rows/s", "Lag", "Watermark", "Behind the clock", "Own delay", "State rows", "Late", "Dead"]}>
         {answer.logical.map((each) => {
           const sample = steps[each.name];
           return (
@@ -80,6 +102,7 @@ export function PlanPage({ name }: { name: string }) {
               <td class="number">{count(sample?.rows_out)}</td>
               <td class="number">{rate(sample)}</td>
               <td class="number">{count(sample?.lag_records)}</td>
+              <td>{moment(sample?.watermark)}</td>
               <td class="number">{seconds(sample?.delay_s)}</td>
               <td class="number">{seconds(sample?.delay_own_s)}</td>
               <td class="number">{count(sample?.state_rows)}</td>
@@ -93,15 +116,35 @@ export function PlanPage({ name }: { name: string }) {
   );
 }
 
+/** The sample that was the newest before this one: counters of both make a rate. */
+function useBefore(newest: Sample | undefined): Sample | undefined {
+  const seen = useRef<{ before?: Sample; newest?: Sample }>({});
+  if (newest && newest.at !== seen.current.newest?.at) {
+    seen.current = { newest, ...(seen.current.newest && { before: seen.current.newest }) };
+  }
+  return seen.current.before;
+}
+
 const seconds = (value: number | null | undefined): string =>
   value === null || value === undefined ? "–" : span(Math.max(0, value));
 const rate = (sample: StepSample | undefined): string =>
   sample?.rows_per_s === null || sample?.rows_per_s === undefined ? "–" : count(Math.round(sample.rows_per_s));
 
+/** The processes that run the tasks. */
+function Processes({ of }: { of: Process[] }) {
+  if (of.length === 0) return null;
+  const kinds = [...new Set(of.map((each) => each.kind))];
+  return (
+    <p class="faint">
+      Processes: {kinds.map((kind) => `${kind} ${of.filter((each) => each.kind === kind).map((each) => each.pid).join(", ")}`).join(" · ")}
+    </p>
+  );
+}
+
 const PHASES = ["wait", "plan", "process", "write", "other"] as const;
 
 /** How the time of the last batch was spent. */
-function Phases({ of }: { of: Metrics["samples"][number] }) {
+function Phases({ of }: { of: Sample }) {
   const all = PHASES.map((phase) => [phase, of[`${phase}_s`]] as const);
   const total = all.reduce((sum, [, value]) => sum + value, 0) || 1;
   return (
@@ -149,11 +192,21 @@ interface GraphGiven {
   title: string;
   steps: Step[];
   samples: Record<string, StepSample>;
+  sent: (step: string) => string | null;
   chosen: string | null;
   choose: (name: string) => void;
 }
 
-function Graph({ title, steps, samples, chosen, choose }: GraphGiven) {
+/** Of a stage, what its steps measure: it reads what the first one gets, and adds the delays and the state of all. */
+function sampleOf(step: Step, samples: Record<string, StepSample>): StepSample | undefined {
+  const found = (step.steps ?? [step.name]).map((name) => samples[name]).filter((each) => each !== undefined);
+  const [first, last] = [found[0], found.at(-1)];
+  if (!first || !last || found.length === 1) return first;
+  const sum = (part: (sample: StepSample) => number | null) => found.reduce((total, each) => total + (part(each) ?? 0), 0);
+  return { ...last, rows_per_s: first.rows_per_s, state_rows: sum((each) => each.state_rows), delay_own_s: sum((each) => each.delay_own_s) };
+}
+
+function Graph({ title, steps, samples, sent, chosen, choose }: GraphGiven) {
   const drawn = useMemo(() => placed(steps), [steps]);
   const slowest = Math.max(0, ...Object.values(samples).map((each) => each.delay_own_s ?? 0));
   return (
@@ -164,11 +217,11 @@ function Graph({ title, steps, samples, chosen, choose }: GraphGiven) {
           {drawn.edges.map((edge) => (
             <g key={`${edge.from} ${edge.to}`}>
               <path class="edge" d={`M${edge.points.map((at) => `${at.x},${at.y}`).join("L")}`} />
-              <Flow at={edge.points[Math.floor(edge.points.length / 2)]} sample={samples[edge.from]} />
+              <Flow at={edge.points[Math.floor(edge.points.length / 2)]} rows={sent(lastStep(steps, edge.from))} />
             </g>
           ))}
           {drawn.nodes.map(({ step, x, y }) => {
-            const sample = samples[step.name];
+            const sample = sampleOf(step, samples);
             const own = slowest > 0 ? (sample?.delay_own_s ?? 0) / slowest : 0;
             return (
               <g
@@ -188,9 +241,14 @@ function Graph({ title, steps, samples, chosen, choose }: GraphGiven) {
                 <text x="12" y="41">
                   {cut(step.does, 31)}
                 </text>
-                <text class="numbers" x="12" y="61">
+                <text class="numbers" x="12" y="58">
                   {cut(numbers(step, sample), 32)}
                 </text>
+                {step.runs && (
+                  <text x="12" y="75">
+                    {cut(step.runs, 33)}
+                  </text>
+                )}
               </g>
             );
           })}
@@ -200,11 +258,14 @@ function Graph({ title, steps, samples, chosen, choose }: GraphGiven) {
   );
 }
 
-function Flow({ at, sample }: { at: { x: number; y: number } | undefined; sample: StepSample | undefined }) {
-  if (!at || sample?.rows_out === null || sample?.rows_out === undefined) return null;
+/** The step that sends the rows of a box. */
+const lastStep = (steps: Step[], name: string): string => steps.find((each) => each.name === name)?.steps?.at(-1) ?? name;
+
+function Flow({ at, rows }: { at: { x: number; y: number } | undefined; rows: string | null }) {
+  if (!at || rows === null) return null;
   return (
     <text class="flow" x={at.x + 6} y={at.y + 4}>
-      {count(sample.rows_out)} rows
+      {rows}
     </text>
   );
 }

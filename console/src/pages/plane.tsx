@@ -2,7 +2,7 @@
 import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { type Failure, follow, useLive } from "../api";
 import { areaOf, coloursOf, Drawing } from "../plane_canvas";
-import { type Feed, moved, nearest, newestView, Plane, type View, zoomed } from "../plane_model";
+import { type Feed, type Keys, moved, nearest, newestView, Plane, shows, type View, zoomed } from "../plane_model";
 import { count, Problem, Sheet } from "../shown";
 import { OtherBound, type Question, Why } from "./why";
 
@@ -15,7 +15,8 @@ const SPANS: [string, number][] = [
 const PANES_LISTED = 15;
 const LATE_LISTED = 10;
 const CLICK = 4;
-const KEYS_LISTED = 1000;
+const KEYS_LISTED = 200;
+const KEYS_NAMED = 3;
 
 export function PlanePage({ name, step }: { name: string; step: string | undefined }) {
   const path = `/v1/jobs/${encodeURIComponent(name)}`;
@@ -53,7 +54,7 @@ function LivePlane({ job, step }: { job: string; step: string }) {
   const [, changed] = useState(0);
   const [paused, setPaused] = useState(false);
   const [spanMs, setSpanMs] = useState(120_000);
-  const [key, setKey] = useState<number | null>(null);
+  const [keys, setKeys] = useState<Keys>(new Map());
   const view = useRef<View | null>(null);
   const canvas = useRef<HTMLCanvasElement>(null);
   const redraw = useRef<() => void>(() => undefined);
@@ -82,7 +83,7 @@ function LivePlane({ job, step }: { job: string; step: string }) {
     const draw = () => {
       asked = 0;
       const started = performance.now();
-      drawing.draw(plane, view.current ?? newestView(plane, spanMs), key, colours);
+      drawing.draw(plane, view.current ?? newestView(plane, spanMs), keys, colours);
       frames.push(performance.now() - started);
       if (frames.length > 60) frames.shift();
       element.dataset["frameMs"] = [...frames].sort((a, b) => a - b)[frames.length >> 1]!.toFixed(2);
@@ -105,7 +106,7 @@ function LivePlane({ job, step }: { job: string; step: string }) {
       sized.disconnect();
       scheme.removeEventListener("change", recoloured);
     };
-  }, [plane, spanMs, key]);
+  }, [plane, spanMs, keys]);
 
   useEffect(() => {
     if (!paused) view.current = null;
@@ -143,7 +144,7 @@ function LivePlane({ job, step }: { job: string; step: string }) {
     if (!canvas.current || Math.hypot(event.offsetX - x, event.offsetY - y) > CLICK) return; // it was dragged
     const area = areaOf(canvas.current);
     const shown = view.current ?? newestView(plane, spanMs);
-    const found = nearest(plane, shown, area, event.offsetX - area.left, event.offsetY - area.top, key);
+    const found = nearest(plane, shown, area, event.offsetX - area.left, event.offsetY - area.top, keys);
     if (found && "question" in found) askWhy({ pane: found.question, step });
     else if (found?.origin) askWhy({ late: found.origin, step });
   };
@@ -169,8 +170,8 @@ function LivePlane({ job, step }: { job: string; step: string }) {
 
   const last = plane.last;
   const heading = plane.heading;
-  const panes = plane.panes.filter((each) => key === null || each.key === key).slice(-PANES_LISTED).reverse();
-  const lost = plane.late.filter((each) => key === null || each.key === key).slice(-LATE_LISTED).reverse();
+  const panes = plane.panes.filter((each) => shows(keys, each.key)).slice(-PANES_LISTED).reverse();
+  const lost = plane.late.filter((each) => shows(keys, each.key)).slice(-LATE_LISTED).reverse();
   const rows = plane.batches.reduce((sum, batch) => sum + batch.count, 0);
   const late = plane.batches.reduce((sum, batch) => sum + batch.late_count, 0);
   return (
@@ -208,20 +209,7 @@ function LivePlane({ job, step }: { job: string; step: string }) {
           </select>
         </label>
         {heading && heading.keys.length > 0 && (
-          <label>
-            Key{" "}
-            <select value={key === null ? "" : String(key)} onChange={(event) => {
-              const value = event.currentTarget.value;
-              setKey(value === "" ? null : Number(value));
-            }}>
-              <option value="">all {count(plane.keys.length)}</option>
-              {plane.keys.slice(0, KEYS_LISTED).map((each, number) => (
-                <option key={each} value={String(number)}>
-                  {each}
-                </option>
-              ))}
-            </select>
-          </label>
+          <KeysShown all={plane.keys} chosen={keys} choose={setKeys} />
         )}
         <span class="faint" role="status">
           {last
@@ -296,6 +284,44 @@ function LivePlane({ job, step }: { job: string; step: string }) {
       )}
       <OtherBound path={job} step={step} />
     </>
+  );
+}
+
+/** The keys that the plane shows: all, or those that are chosen. */
+function KeysShown({ all, chosen, choose }: { all: string[]; chosen: Keys; choose: (keys: Keys) => void }) {
+  const [open, setOpen] = useState(false);
+  const [search, setSearch] = useState("");
+  const found = open ? all.map((name, key) => [name, key] as const).filter(([name]) => name.includes(search)) : [];
+  const names = [...chosen.keys()].map((key) => all[key]);
+  const toggle = (key: number) => {
+    const left = chosen.has(key) ? [...chosen.keys()].filter((each) => each !== key) : [...chosen.keys(), key];
+    choose(new Map(left.map((each, place) => [each, place])));
+  };
+  return (
+    <details class="keys" onToggle={(event) => setOpen(event.currentTarget.open)}>
+      <summary>
+        Keys: {names.length === 0 ? `all ${count(all.length)}` : names.slice(0, KEYS_NAMED).join(", ")}
+        {names.length > KEYS_NAMED && ` and ${count(names.length - KEYS_NAMED)} more`}
+      </summary>
+      <div>
+        <label>
+          Search keys <input type="search" value={search} onInput={(event) => setSearch(event.currentTarget.value)} />
+        </label>
+        <ul>
+          {found.slice(0, KEYS_LISTED).map(([name, key]) => (
+            <li key={key}>
+              <label>
+                <input type="checkbox" checked={chosen.has(key)} onChange={() => toggle(key)} /> {name}
+              </label>
+            </li>
+          ))}
+        </ul>
+        {found.length > KEYS_LISTED && <p class="faint">and {count(found.length - KEYS_LISTED)} more: search for a part of the key</p>}
+        <button type="button" onClick={() => choose(new Map())}>
+          Show all keys
+        </button>
+      </div>
+    </details>
   );
 }
 

@@ -28,6 +28,7 @@ COOKIE = "millstream_session"
 CSRF = "x-millstream-csrf"
 LOGIN_BYTES_MAX = 4096
 PATH_BYTES_MAX = 4096
+PATHS_MAX = 32
 STREAMS_MAX = 32
 """Half of the connections that the server accepts: requests are still answered."""
 SAFE = ("GET", "HEAD")
@@ -155,16 +156,16 @@ class FrontDoor:
         return made
 
     def _live(self, request: Request) -> Response:
-        path = request.query_params.get("path", "")
-        if not path.startswith("/v1/") or not path.isascii() or len(path) > PATH_BYTES_MAX:
-            raise Denied(400, "there is no such path", "live?path=/v1/jobs")
+        paths = request.query_params.getlist("path")
+        if not 1 <= len(paths) <= PATHS_MAX or not all(map(_can_be_asked, paths)):
+            raise Denied(400, "there is no such path", f"live?path=/v1/jobs, and at most {PATHS_MAX} of them")
         if self._streams >= STREAMS_MAX:
             raise Denied(503, "too many pages are open", "close some of them")
         self._streams += 1
 
         async def counted() -> Any:
             try:
-                async for each in events(self._asked.get, path, self.ends):
+                async for each in events(self._asked.get, paths, self.ends):
                     yield each
             finally:
                 self._streams -= 1
@@ -187,6 +188,10 @@ class FrontDoor:
     def _cookie(self, request: Request) -> str:
         """Cookies do not distinguish ports, so that of another supervisor on this machine has another name."""
         return f"{COOKIE}_{request.headers.get('host', '').rpartition(':')[2] or '80'}"
+
+
+def _can_be_asked(path: str) -> bool:
+    return path.startswith("/v1/") and path.isascii() and len(path) <= PATH_BYTES_MAX
 
 
 def refused(status: int, what: str, next_step: str) -> Response:

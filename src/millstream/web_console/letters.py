@@ -12,7 +12,7 @@ from millstream.jobs.plan_document import read_plan
 from millstream.provenance.dead_letters import overview, resend
 from millstream.supervision.http import MoreRoute
 from millstream.supervision.supervisor import Supervisor
-from millstream.web_console.record_search import cut, plain
+from millstream.web_console.shown_records import cut, plain
 from millstream.web_console.topics import Topics
 
 LETTERS_SHOWN = 100
@@ -55,9 +55,11 @@ class DeadLetters:
     def _shown(self, request: Request, body: dict[str, Any]) -> Any:
         topic = request.path_params["topic"]
         found = plain(overview(self._topics.log, topic, LETTERS_SHOWN))
-        for letter in found["letters"]:
-            letter["value"] = cut(letter["value"])
-        return {**found, "job": self._written().get(topic)}
+        mask = self._supervisor.masking.now()
+        letters = [mask.letter(letter, letter["origin"]["topic"]) for letter in found["letters"]]
+        reasons = [{**each, "reason": mask.reason(each["topic"], each["reason"])} for each in found["reasons"]]
+        cut_short = [{**letter, "value": cut(letter["value"])} for letter in letters]
+        return {"reasons": reasons, "letters": cut_short, "job": self._written().get(topic)}
 
     def _rehearse(self, request: Request, body: dict[str, Any]) -> Any:
         """With the file of a job as it is now, or another file."""
@@ -73,7 +75,8 @@ class DeadLetters:
                 f"{given['file']!r} is not an absolute path", next_step="name the file by its whole path"
             )
         topic = request.path_params["topic"]
-        return self._supervisor.drivers.ask("--rehearse-letters", given, topic, timeout_s=REHEARSAL_S_MAX)
+        found = self._supervisor.drivers.ask("--rehearse-letters", given, topic, timeout_s=REHEARSAL_S_MAX)
+        return self._supervisor.masking.now().reasons(found)
 
     def _resend(self, request: Request, body: dict[str, Any]) -> Any:
         topic, place = request.path_params["topic"], (body.get("partition"), body.get("offset"))

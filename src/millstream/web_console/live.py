@@ -1,7 +1,7 @@
 """Answers of the supervisor's interface as they change: server-sent events.
 
-A stream asks for one path again and again, as any client could, and sends the answers that differ. Streams of the same
-path share its answers, so that many open pages cost the supervisor no more than one.
+A stream asks for some paths again and again, as any client could, and sends the answers that differ. Streams of the
+same path share its answers, so that many open pages cost the supervisor no more than one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
@@ -86,27 +86,29 @@ class Asked:
 
 
 async def events(
-    ask: Callable[[str], Awaitable[tuple[int, bytes]]], path: str, ends: Callable[[], bool]
+    ask: Callable[[str], Awaitable[tuple[int, bytes]]], paths: Sequence[str], ends: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """The answers to a path whenever they differ. An answer with `next` goes on from there: the path has `offset`."""
-    last, sent_at = b"", time.monotonic()
+    """The answers to some paths whenever they differ. One with `next` goes on from there: its path has `offset`."""
+    asked, last, sent_at = list(paths), [b""] * len(paths), time.monotonic()
     while not ends():
-        status, body = await ask(path)
-        if body != last:
-            yield event("answer" if status == 200 else "refused", body)
-            last, sent_at = body, time.monotonic()
-        elif time.monotonic() - sent_at > BEAT_S:
+        for place, (status, body) in enumerate(await asyncio.gather(*map(ask, asked))):
+            if body != last[place]:
+                yield event("answer" if status == 200 else "refused", place, body)
+                last[place], sent_at = body, time.monotonic()
+            after = _cursor(body) if status == 200 and asked[place].startswith(FOLLOWED) else None
+            if after is not None:
+                asked[place] = CURSOR.sub(lambda _, after=after: f"offset={after}", asked[place])  # type: ignore[misc]
+        if time.monotonic() - sent_at > BEAT_S:
             yield b":\n\n"
             sent_at = time.monotonic()
-        after = _cursor(body) if status == 200 and path.startswith(FOLLOWED) else None
-        if after is not None:
-            path = CURSOR.sub(lambda _, after=after: f"offset={after}", path)  # type: ignore[misc]
         await asyncio.sleep(EVERY_S)
 
 
-def event(name: str, body: bytes) -> bytes:
-    """JSON of one line: a line break in a record is escaped, and cannot end the event."""
-    return b"event: " + name.encode() + b"\ndata: " + body.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n\n"
+def event(name: str, place: int, body: bytes) -> bytes:
+    """The place of its path as its id, and JSON of one line: a line break in a record is escaped, and cannot end it."""
+    return (
+        b"event: %s\nid: %d\ndata: " % (name.encode(), place) + body.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n\n"
+    )
 
 
 def _cursor(body: bytes) -> int | None:

@@ -1,7 +1,8 @@
 """What the time plane of a windowed step shows: batches with their rows, watermarks, panes and late rows.
 
 Of many rows, each batch shows a sample in which every row is equally likely; how many there were is beside it. Times
-are milliseconds since 1970, as browsers use them; a time without an end is null.
+are milliseconds since 1970, as browsers use them; a time without an end is null. Keys and values are lists of texts,
+in the order of their names in the heading: the supervisor hides masked columns before it joins them.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from millstream.plan.keyed import Panes
 from millstream.plan.nodes import Late, Node, WindowedAggregate
 from millstream.provenance.history import History
 from millstream.provenance.replaying import Moment, Replay
-from millstream.web_console.record_search import plain
+from millstream.web_console.shown_records import plain
 
 ROWS_MAX = 500
 PANES_MAX = 300
 LABEL_MAX = 40
+VALUES_MAX = 3
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class PlaneStep:
             "when": str(step.trigger),
             "how": step.mode.value,
             "keys": list(step.keys),
+            "values": [name for name, _ in step.aggregates[:VALUES_MAX]],
         }
 
     def batch(self, moment: Moment, replay: Replay) -> dict[str, Any]:
@@ -78,7 +81,7 @@ class PlaneStep:
             "pane_count": int((panes.rows[WEIGHT] > 0).sum()),
         }
 
-    def _sampled(self, rows: pl.DataFrame, at_most: int, seed: int) -> tuple[list[int], list[str]]:
+    def _sampled(self, rows: pl.DataFrame, at_most: int, seed: int) -> tuple[list[int], list[list[str]]]:
         """Event times and keys of rows, sampled fairly: always the same rows of a batch."""
         shown = _sample(rows, at_most, seed)
         return shown[TIME].to_list(), self._keys(shown)
@@ -98,22 +101,21 @@ class PlaneStep:
             for time, key, origin in zip(shown[TIME].to_list(), self._keys(shown), numbers, strict=True)
         ]
 
-    def _keys(self, rows: pl.DataFrame) -> list[str]:
+    def _keys(self, rows: pl.DataFrame) -> list[list[str]]:
         columns = [rows[name].to_list() for name in self.step.keys]
-        return [", ".join(_short(value) for value in key) for key in zip(*columns, strict=True)] or [""] * len(rows)
+        return [[_short(value) for value in key] for key in zip(*columns, strict=True)] or [[]] * len(rows)
 
     def _panes(self, panes: Flowing, seed: int) -> list[list[Any]]:
         """Start, end, timing, index, key, values and the question that asks for it, of each."""
         sent = panes.rows.filter(pl.col(WEIGHT) > 0)
         shown = _sample(sent, PANES_MAX, seed)
-        names = [name for name, _ in self.step.aggregates[:3]]
+        names = [name for name, _ in self.step.aggregates[:VALUES_MAX]]
         values = zip(*(shown[name].to_list() for name in names), strict=True) if names else [()] * len(shown)
         found = []
         for key, window, pane, value in zip(
             self._keys(shown), _windows(shown), shown["pane"].to_list(), values, strict=True
         ):
-            label = " · ".join(_short(each) for each in value)
-            found.append([*window, pane["timing"], pane["index"], key, label])
+            found.append([*window, pane["timing"], pane["index"], key, [_short(each) for each in value]])
         for shown_pane, row in zip(found, shown.select(*self.step.keys, "window").to_dicts(), strict=True):
             span = row.pop("window")
             times = {} if None in span.values() else {"window": "/".join(each.isoformat() for each in span.values())}

@@ -19,8 +19,10 @@ from starlette.requests import Request
 from millstream.errors import InvalidInput
 from millstream.plan.parameters import VARIABLE as PARAMETERS
 from millstream.supervision.http import MoreRoute, number_of
+from millstream.supervision.masking import Masking
 from millstream.supervision.specification import JobSpecification
 from millstream.supervision.supervisor import Supervisor
+from millstream.web_console.plane_labels import labelled
 
 PROCESS = "millstream.cli.plane"
 BATCHES_KEPT = 400
@@ -36,7 +38,8 @@ PLANES_MAX = 4
 class Watch:
     """One plane: the process that repeats the batches, and the newest of them."""
 
-    def __init__(self, command: list[str], specification: JobSpecification) -> None:
+    def __init__(self, command: list[str], specification: JobSpecification, masking: Masking) -> None:
+        self._masking = masking
         self.asked_at = time.monotonic()
         self.ended_at: float | None = None
         self._lock = threading.Lock()
@@ -66,7 +69,7 @@ class Watch:
                     self._error = document["error"]
                 else:
                     self._count += 1
-                    self._batches.append((self._count, document))
+                    self._batches.append((self._count, labelled(document, self._heading or {}, self._masking)))
         self._process.wait()
         self.ended_at = time.monotonic()
 
@@ -137,7 +140,7 @@ class Planes:
                 specification = job.specification
                 arguments = [self._log_address, name, str(self._supervisor.folder_of(job)), specification.file]
                 command = [sys.executable, "-m", PROCESS, *arguments, specification.flow or "", step]
-                found = self._watched[name, step] = Watch(command, specification)
+                found = self._watched[name, step] = Watch(command, specification, self._supervisor.masking)
             return found
 
     def _forget_ended(self) -> None:

@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import json
 import threading
+from pathlib import Path
 from typing import Any
 
 from starlette.requests import Request
 
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, MillstreamError
+from millstream.jobs.plan_document import read_plan
 from millstream.supervision.http import MoreRoute
 from millstream.supervision.supervisor import Supervisor
 
 ANSWER_S_MAX = 600.0
 AT_ONCE_MAX = 2
 QUESTIONS = ("pane", "late", "dead", "bound")
+RECORDS = ("key", "pane", "row", "changed")
+"""The parts of an answer that are rows."""
 
 
 class Questions:
@@ -39,11 +43,35 @@ class Questions:
             )
         try:
             specification = {**job.specification.document(), "flow": job.specification.flow or ""}
-            folder = str(self._supervisor.folder_of(job))
-            more = (folder, job.name, json.dumps(asked))
-            return self._supervisor.drivers.ask("--why", specification, *more, timeout_s=ANSWER_S_MAX)
+            more = (str(self._supervisor.folder_of(job)), job.name)
+            return self._masked(specification, more, asked)
         finally:
             self._free.release()
+
+    def _masked(self, specification: dict[str, Any], more: tuple[str, str], asked: dict[str, Any]) -> Any:
+        masking = self._supervisor.masking
+        mask = masking.now()
+        if asked["test"] and mask:
+            columns = {name for step in (read_plan(Path(more[0])) or {}).get("logical", []) for name in step["columns"]}
+            if hidden := sorted(filter(mask.hides, columns)):
+                raise InvalidInput(
+                    f"a test would contain values of masked columns: {', '.join(hidden)}",
+                    next_step="write it where you may read the log: millstream why … --as-test FILE",
+                )
+        signs = {name: each for name, each in asked.get("pane", {}).items() if masking.meant(each) is not each}
+        if signs:
+            asked["pane"] |= {name: masking.meant(sign) for name, sign in signs.items()}
+        try:
+            found = self._supervisor.drivers.ask(
+                "--why", specification, *more, json.dumps(asked), timeout_s=ANSWER_S_MAX
+            )
+        except MillstreamError as error:
+            for name, sign in signs.items():
+                error.what = error.what.replace(repr(asked["pane"][name]), sign).replace(str(asked["pane"][name]), sign)
+            raise
+        if "dead" in asked and not asked["test"]:
+            return mask.letter(found, asked["dead"][0])
+        return mask.document(found, RECORDS)
 
 
 def question_of(given: dict[str, str]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
+from datetime import UTC, datetime
 from typing import Any
 
 import numpy as np
@@ -19,11 +19,12 @@ from millstream.errors import InvalidInput
 from millstream.expressions.expression import evaluate, lowered_expression
 from millstream.log import Batch, Broker, Record
 from millstream.log.topics import PartitionInfo
+from millstream.supervision.mask import Mask
+from millstream.web_console.shown_records import ShownRecords, shown
 
 SCANNED_MAX = 100_000
 BUCKETS = 60
 FOUND_MAX = 200
-SHOWN_CHARACTERS_MAX = 10_000
 
 
 @dataclass(frozen=True)
@@ -46,19 +47,21 @@ class Found:
     records: list[Record]
     scanned: int
     is_complete: bool
+    shows: ShownRecords
 
     def document(self) -> dict[str, Any]:
         return {
-            "records": [record_document(record) for record in self.records],
+            "records": [self.shows.document(record) for record in self.records],
             "scanned": self.scanned,
             "complete": self.is_complete,
         }
 
 
-def search(log: Broker, topic: str, asked: Search) -> Found:
+def search(log: Broker, topic: str, asked: Search, mask: Mask) -> Found:
     """The newest records that match, or the first ones after a position, by partition and offset."""
     chosen = _partitions(log, topic, asked)
-    keeps = _condition(log, topic, asked)
+    shows = ShownRecords.of(log, topic, mask)
+    keeps = _condition(asked, shows)
     limit = max(1, min(asked.limit, FOUND_MAX))
     budget = max(limit, SCANNED_MAX // len(chosen))
     found: list[Record] = []
@@ -79,13 +82,13 @@ def search(log: Broker, topic: str, asked: Search) -> Found:
                 break
         found += here
     first = heapq.nlargest if asked.is_for_newest else heapq.nsmallest
-    return Found(first(limit, found, key=_when), scanned, is_complete)
+    return Found(first(limit, found, key=_when), scanned, is_complete, shows)
 
 
-def histogram(log: Broker, topic: str, asked: Search) -> dict[str, Any]:
+def histogram(log: Broker, topic: str, asked: Search, mask: Mask) -> dict[str, Any]:
     """How many of the records that a search reads match it, by time: counts of equal spans between two times."""
     chosen = _partitions(log, topic, asked)
-    keeps = _condition(log, topic, asked)
+    keeps = _condition(asked, ShownRecords.of(log, topic, mask))
     budget = max(1, SCANNED_MAX // len(chosen))
     times: list[npt.NDArray[np.int64]] = [np.array([], np.int64)]
     scanned, is_complete = 0, True
@@ -115,6 +118,15 @@ def histogram(log: Broker, topic: str, asked: Search) -> dict[str, Any]:
 
 def _iso(micros: int) -> str:
     return datetime.fromtimestamp(micros / 1e6, UTC).isoformat()
+
+
+def written_at(log: Broker, topic: str, partition: int, offset: int) -> datetime | None:
+    """The time of the first record from an offset on; None if there is none."""
+    part = next((each for each in log.describe_topic(topic).partitions if each.number == partition), None)
+    end = 0 if part is None else min(part.stable_offset, offset + 1)
+    return next(
+        (record.timestamp for batch in _read(log, topic, partition, offset, end) for record in batch.records()), None
+    )
 
 
 def _partitions(log: Broker, topic: str, asked: Search) -> list[PartitionInfo]:
@@ -149,73 +161,29 @@ def _read(log: Broker, topic: str, partition: int, start: int, end: int) -> Iter
                 yield batch.split(int((batch.offsets < end).sum()))[0]
 
 
-def _condition(log: Broker, topic: str, asked: Search) -> Callable[[Batch], list[bool]]:
-    """Whether each record of a batch is wanted."""
-    lowered = None
-    if asked.where is not None:
-        schema = log.topic(topic).settings.schema
-        if schema is None:
-            raise InvalidInput(
-                f"the topic '{topic}' has no schema, so its records have no columns", next_step="search for a text"
-            )
-        lowered = lowered_expression(asked.where, schema, boolean=True).lowered
+def _condition(asked: Search, shows: ShownRecords) -> Callable[[Batch], list[bool]]:
+    """Whether each record of a batch is wanted. What is masked is not searched: a match would tell what it is."""
+    lowered = (
+        None if asked.where is None else lowered_expression(asked.where, shows.searched(asked.where), boolean=True)
+    )
 
     def keeps(batch: Batch) -> list[bool]:
         kept = [True] * len(batch)
         if lowered is not None:
-            made = evaluate({"kept": lowered}, pa.Table.from_batches([batch.values()]))
+            rows = pa.Table.from_batches([batch.values()]).select(shows.visible)
+            made = evaluate({"kept": lowered.lowered}, rows)
             kept = [bool(each) for each in made.column("kept").to_pylist()]
         if asked.key is None and asked.text is None:
             return kept
-        return [each and _matches(record, asked) for each, record in zip(kept, batch.records(), strict=True)]
+        return [each and _matches(record, asked, shows) for each, record in zip(kept, batch.records(), strict=True)]
 
     return keeps
 
 
-def _matches(record: Record, asked: Search) -> bool:
-    if asked.key is not None and (record.key is None or record.key != asked.key.encode()):
+def _matches(record: Record, asked: Search, shows: ShownRecords) -> bool:
+    if asked.key is not None and asked.key not in (
+        shows.key(record),
+        None if record.key is None else shown(record.key),
+    ):
         return False
-    return asked.text is None or asked.text.lower() in shown(record.value).lower()
-
-
-# ---------------------------------------------------------------- as JSON
-
-
-def record_document(record: Record) -> dict[str, Any]:
-    return {
-        "partition": record.partition,
-        "offset": record.offset,
-        "timestamp": record.timestamp.isoformat(),
-        "key": None if record.key is None else shown(record.key),
-        "value": cut(plain(record.value)),
-        "headers": [[name, shown(value)] for name, value in record.headers],
-    }
-
-
-def plain(value: Any) -> Any:
-    """A value as JSON has it. What JSON does not have is text."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return value if not isinstance(value, float) or (value == value and abs(value) != float("inf")) else str(value)
-    if isinstance(value, dict):
-        return {str(name): plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(each) for each in value]
-    if isinstance(value, bytes):
-        try:
-            return value.decode()
-        except UnicodeDecodeError:
-            return f"0x{value.hex()}"
-    if isinstance(value, datetime | date | time):
-        return value.isoformat()
-    return str(value) if not isinstance(value, timedelta) else f"{value.total_seconds():g} s"
-
-
-def shown(value: Any) -> str:
-    made = plain(value)
-    return made if isinstance(made, str) else str(made)
-
-
-def cut(value: Any) -> Any:
-    """A value that a page can show; a longer one is its beginning."""
-    text = shown(value)
-    return value if len(text) <= SHOWN_CHARACTERS_MAX else f"{text[:SHOWN_CHARACTERS_MAX]}… ({len(text):,} characters)"
+    return asked.text is None or asked.text.lower() in shown(shows.value(record)).lower()

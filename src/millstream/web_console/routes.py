@@ -36,8 +36,8 @@ def with_console(
 ) -> Iterator[FrontDoor]:
     """The application that `millstream up` serves. `user` is the owner of the token."""
     planes = Planes(supervisor, log_address)
-    topics = Topics(log_address, supervisor.store, user)
-    calls = Calls(log_address, lambda name: supervisor.saved.existing(name).path)
+    topics = Topics(log_address, supervisor.store, user, supervisor.masking)
+    calls = Calls(log_address, lambda name: supervisor.saved.existing(name).path, supervisor.masking)
     with closing(planes), closing(topics), closing(calls):
         more = [
             plan_route(status),

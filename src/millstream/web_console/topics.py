@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,11 +13,14 @@ from starlette.requests import Request
 from millstream.connectors.catalog import TOPIC
 from millstream.errors import InvalidInput
 from millstream.log import Broker, TopicInfo, connect
+from millstream.log.groups import GroupPartition
 from millstream.records import codec
 from millstream.serving.tables import Tables
 from millstream.supervision.http import MoreRoute, number_of
+from millstream.supervision.masking import Masking
 from millstream.supervision.store import Store
-from millstream.web_console.record_search import Search, histogram, plain, search
+from millstream.web_console.record_search import Search, histogram, search, written_at
+from millstream.web_console.shown_records import plain
 
 NAMES_MAX = 10_000
 
@@ -24,8 +28,9 @@ NAMES_MAX = 10_000
 class Topics:
     """The log of a supervisor, opened when it is first asked for."""
 
-    def __init__(self, log_address: str, store: Store, user: str) -> None:
+    def __init__(self, log_address: str, store: Store, user: str, masking: Masking) -> None:
         self._log_address, self._store, self._user = log_address, store, user
+        self._masking = masking
         self._lock = threading.Lock()
         self._log: Broker | None = None
         self._tables: Tables | None = None
@@ -95,10 +100,10 @@ class Topics:
         topic = request.path_params["topic"]
         if request.method == "POST":
             return self._produce(topic, body, request.state.account or self._user)
-        return search(self.log, topic, _search(request)).document()
+        return search(self.log, topic, _search(request), self._masking.now()).document()
 
     def _histogram(self, request: Request, body: dict[str, Any]) -> Any:
-        return histogram(self.log, request.path_params["topic"], _search(request))
+        return histogram(self.log, request.path_params["topic"], _search(request), self._masking.now())
 
     def _produce(self, topic: str, body: dict[str, Any], user: str) -> Any:
         schema = self.log.topic(topic).settings.schema
@@ -125,11 +130,24 @@ class Topics:
         for name in self.log.groups()[:NAMES_MAX]:
             group = self.log.describe_group(name)
             parts = [
-                {"topic": each.topic, "partition": each.partition, "committed": each.next_offset, "lag": each.lag}
+                {
+                    "topic": each.topic,
+                    "partition": each.partition,
+                    "committed": each.next_offset,
+                    "lag": each.lag,
+                    "lag_s": self._lag_s(each),
+                }
                 for each in group.partitions
             ]
             found.append({"name": name, "members": len(group.members), "lag": group.lag, "partitions": parts})
         return found
+
+    def _lag_s(self, part: GroupPartition) -> float | None:
+        """How long the first record has waited that the group has not committed; 0 if there is none."""
+        if part.next_offset is None or not part.lag:
+            return 0.0 if part.next_offset is not None else None
+        written = written_at(self.log, part.topic, part.partition, part.next_offset)
+        return None if written is None else max(0.0, time.time() - written.timestamp())
 
     def _reset(self, request: Request, body: dict[str, Any]) -> Any:
         """By partition: where the group reads next, and where it would after the reset, with the lag of then."""
@@ -175,7 +193,7 @@ class Topics:
         if not key:
             raise InvalidInput("a row is found by its key", next_step="?column=value for each key column")
         row = self.tables.row(request.path_params["table"], key)
-        return plain(row.values())
+        return self._masking.now().row(plain(row.values()))
 
 
 def _described(info: TopicInfo) -> dict[str, Any]:

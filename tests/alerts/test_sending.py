@@ -273,3 +273,32 @@ def test_settings_that_are_refused(tmp_path: Path, text: str, what: str) -> None
     with pytest.raises(InvalidInput, match=what) as raised:
         read_settings(path)
     assert raised.value.where == str(path)
+
+
+def test_a_limit_groups_what_comes_too_early(outbox: Outbox, hook: tuple[Requests, str]) -> None:
+    requests, url = hook
+    target = ms.webhook(url, limit="2 per minute")
+    sender = Sender(outbox, lambda: {"hook": target})
+    for second in range(10):
+        outbox.put("hook", ALERT, second)
+        sender.send_due(second)
+    assert len(requests.received) == 2
+    sender.send_due(59.0)
+    assert len(requests.received) == 2
+    sender.send_due(60.0)
+    assert [len(document["alerts"]) for document in requests.documents] == [1, 1, 8]
+
+
+def test_a_push_gateway_gets_its_own_fields(hook: tuple[Requests, str]) -> None:
+    requests, url = hook
+    message = {"priority": "high", "message": "{title}: {text}"}
+    ms.push(url, message).send(together([ALERT]))
+    assert requests.documents[0] == {
+        "priority": "high",
+        "message": "scores: lag_s > 60: It is 75.\nLook: …",
+    }
+    ms.push(url, "{title}", encoding="text").send(together([ALERT]))
+    assert requests.received[1][1] == b"scores: lag_s > 60"
+    stream = ms.Flow("f").read("scores", "team string, score int")
+    with pytest.raises(InvalidInput, match="no 'phone'"):
+        ms.alert(stream, to=ms.push(url, {"to": "{phone}"}))

@@ -16,6 +16,7 @@ from millstream.jobs.ask_topics import prepare_topics
 from millstream.log import EmbeddedLog
 from millstream.supervision.calls import Calls
 from millstream.supervision.client import Jobs
+from millstream.supervision.masking import Masking
 from millstream.supervision.supervisor import Supervisor
 from waiting import until
 
@@ -27,7 +28,9 @@ PATIENCE = "5 minutes"
 
 @pytest.fixture
 def calls(log: EmbeddedLog) -> Iterator[Calls]:
-    with closing(Calls(str(log.path), lambda name: log.path / "jobs" / name)) as made:
+    with closing(
+        Calls(str(log.path), lambda name: log.path / "jobs" / name, Masking((), log.path / "jobs", tuple))
+    ) as made:
         yield made
 
 

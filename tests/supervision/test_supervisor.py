@@ -95,6 +95,10 @@ def test_a_job_that_fails_is_restarted_and_then_given_up(supervisor: Supervisor,
     assert "ValueError: no luck" in job.reason
     assert [(run.why, run.code) for run in supervisor.runs("a")] == [("restart", 2), ("restart", 2), ("start", 2)]
     assert "no luck" in supervisor.read_log("a", None, 0, 10_000)[0].decode()
+    errors = supervisor.failures("a")
+    assert [(group["times"], group["last_run"]) for group in errors["groups"]] == [(3, 3)]
+    assert "ValueError: no luck" in errors["groups"][0]["what"]
+    assert [each["run"] for each in errors["failures"]] == [3, 2, 1]
 
 
 def test_a_killed_driver_is_replaced(supervisor: Supervisor, tmp_path: Path) -> None:

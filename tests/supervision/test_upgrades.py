@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
 
 from jobs.test_savepoints import complete, made_job
 from millstream.errors import InvalidInput, JobChanged
+from millstream.jobs.job_folder import JobFolder
+from millstream.log.disk import write_document
 from millstream.supervision.store import Observed
 from millstream.supervision.supervisor import Supervisor
-from millstream.supervision.upgrades import UpgradeRequest
+from millstream.supervision.upgrades import LAG_RECORDS_MIN, LAG_TIMES, UpgradeRequest
 from waiting import until
 
 from .test_supervisor import FAILS, FLOW, SLEEPS, USER, seen, started, submit, supervisor
@@ -81,6 +84,43 @@ def test_a_watched_upgrade_that_fails_goes_back(supervisor: Supervisor, tmp_path
     assert "no luck" in str(upgrade["reason"])
     assert supervisor.store.job("a").specification.file == old
     seen(supervisor, "a", Observed.RUNNING)
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("before", "after", "wanted"),
+    [
+        (10, LAG_RECORDS_MIN + 1, "went back"),
+        (10, LAG_RECORDS_MIN - 1, "done"),
+        (LAG_RECORDS_MIN, int(LAG_TIMES * LAG_RECORDS_MIN) + 1, "went back"),
+        (LAG_RECORDS_MIN, LAG_RECORDS_MIN + 1, "done"),
+        (10, None, "went back"),
+    ],
+    ids=["behind", "near", "twice as far behind", "as before", "silent"],
+)
+def test_a_watched_upgrade_that_falls_behind_goes_back(
+    supervisor: Supervisor, tmp_path: Path, before: int, after: int | None, wanted: str
+) -> None:
+    """The lag is what the job's process writes into its folder while it runs."""
+    old, new = flow_file(tmp_path, "old", SLEEPS), flow_file(tmp_path, "new", SLEEPS)
+    job = made_job(supervisor.jobs.parent, "a")
+    submit(supervisor, old)
+    seen(supervisor, "a", Observed.RUNNING)
+    reports(job, before)
+    supervisor.upgrade("a", USER, request(new, "1 second"))
+    phase(supervisor, "watching")
+    if after is not None:
+        reports(job, after)
+    upgrade = phase(supervisor, wanted)
+    assert supervisor.store.job("a").specification.file == (new if wanted == "done" else old)
+    seen(supervisor, "a", Observed.RUNNING)
+    if wanted == "went back":
+        behind = f"it falls behind: {after:,} records, and {before:,} before" if after else None
+        assert upgrade["reason"] == (behind or "it has not reported any progress")
+
+
+def reports(job: JobFolder, lag: int) -> None:
+    write_document(job.path / "progress.json", {"lag": lag, "at": time.time()})
 
 
 @pytest.mark.more

@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, Protocol
 
 from millstream.alerts.quiet import QuietHours
 from millstream.errors import InvalidInput
-from millstream.metrics.samples import JOB_METRICS, METRICS, Sample
+from millstream.metrics.samples import JOB_METRICS, METRICS, SLOT_METRICS, Sample, SlotSample
 from millstream.records import duration, format_duration
 from millstream.user_lines import what_exists
 
@@ -74,8 +74,68 @@ class Rule:
         threshold = self.threshold if isinstance(self.threshold, str) else f"{self.threshold:g}"
         return f"{step}{self.metric} {self.operator} {threshold}"
 
+    @property
+    def is_on_slots(self) -> bool:
+        """Whether it is about the replication slots of databases rather than about jobs; `step` is a database then."""
+        return self.metric in SLOT_METRICS
+
     def applies_to(self, job: str) -> bool:
-        return any(fnmatchcase(job, each) for each in self.jobs)
+        return not self.is_on_slots and any(fnmatchcase(job, each) for each in self.jobs)
+
+
+class View(Protocol):
+    """What a rule sees of something."""
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def subject(self) -> str: ...
+
+    @property
+    def next_step(self) -> str: ...
+
+    @property
+    def gone(self) -> str: ...
+
+    @property
+    def state(self) -> str: ...
+
+    def value(self, rule: Rule) -> float | str | None:
+        """None: not known."""
+
+
+@dataclass(frozen=True)
+class SlotView:
+    """What a rule sees of a replication slot."""
+
+    database: str
+    slot: str
+    sample: SlotSample | None = None
+    """None: it was dropped."""
+
+    @property
+    def title(self) -> str:
+        return f"{self.database}/{self.slot}"
+
+    @property
+    def subject(self) -> str:
+        return f"the slot '{self.slot}' of the database '{self.database}'"
+
+    @property
+    def next_step(self) -> str:
+        return "Start its capture, or drop one that is not needed any more with --remove: millstream capture --help"
+
+    @property
+    def gone(self) -> str:
+        return f"The slot '{self.slot}' of the database '{self.database}' was dropped."
+
+    @property
+    def state(self) -> str:
+        return "stopped" if self.sample is None else "running"
+
+    def value(self, rule: Rule) -> float | None:
+        return None if self.sample is None else float(getattr(self.sample, rule.metric))
 
 
 @dataclass(frozen=True)
@@ -87,6 +147,22 @@ class JobView:
     failures: int = 0
     sample: Sample | None = None
     """The newest, if the job runs."""
+
+    @property
+    def title(self) -> str:
+        return self.name
+
+    @property
+    def subject(self) -> str:
+        return f"the job '{self.name}'"
+
+    @property
+    def next_step(self) -> str:
+        return f"Look at it: millstream jobs show {self.name}"
+
+    @property
+    def gone(self) -> str:
+        return f"The job is {self.state}."
 
     def value(self, rule: Rule) -> float | str | None:
         """None: not known."""
@@ -108,15 +184,15 @@ class JobView:
 
 @dataclass(frozen=True)
 class Condition:
-    """A rule that holds for a job."""
+    """A rule that holds for a job or a slot."""
 
     since: float
     fired_at: float | None = None
     """When it was last sent."""
 
 
-def judged(rule: Rule, view: JobView, before: Condition | None, now: float) -> tuple[Condition | None, str | None]:
-    """The condition after a look at a job, and what is to be sent about it: "firing", "resolved" or nothing."""
+def judged(rule: Rule, view: View, before: Condition | None, now: float) -> tuple[Condition | None, str | None]:
+    """The condition after a look, and what is to be sent about it: "firing", "resolved" or nothing."""
     value = view.value(rule)
     if value is None:
         if view.state not in ENDED:
@@ -130,16 +206,16 @@ def judged(rule: Rule, view: JobView, before: Condition | None, now: float) -> t
     return Condition(since, now if is_due else fired_at), "firing" if is_due else None
 
 
-def described(rule: Rule, view: JobView, event: str) -> tuple[str, str]:
+def described(rule: Rule, view: View, event: str) -> tuple[str, str]:
     """The title and the text of a message."""
     value = view.value(rule)
     shown = "unknown" if value is None else value if isinstance(value, str) else f"{value:,.6g}"
     if event == "resolved":
-        now = f"The job is {view.state}." if value is None else f"{rule.metric} of the job '{view.name}' is {shown}."
-        return f"Resolved: {view.name}: {rule.condition}", now
+        now = view.gone if value is None else f"{rule.metric} of {view.subject} is {shown}."
+        return f"Resolved: {view.title}: {rule.condition}", now
     held = f" for {format_duration(duration(f'{rule.held_s} seconds'))}" if rule.held_s else ""
-    text = f"{rule.metric} of the job '{view.name}' is {shown}. The rule: {rule.condition}{held}."
-    return f"{view.name}: {rule.condition}", f"{text}\nLook at it: millstream jobs show {view.name}"
+    text = f"{rule.metric} of {view.subject} is {shown}. The rule: {rule.condition}{held}."
+    return f"{view.title}: {rule.condition}", f"{text}\n{view.next_step}"
 
 
 def _repeats(rule: Rule, fired_at: float, now: float) -> bool:
@@ -149,7 +225,7 @@ def _repeats(rule: Rule, fired_at: float, now: float) -> bool:
 def _metric(name: str) -> str:
     short = re.sub(r"_per_second$", "_per_s", name)
     short = re.sub(r"_seconds$", "_s", short)
-    known = [STATE, FAILURES, *dict.fromkeys([*JOB_METRICS, *METRICS])]
+    known = [STATE, FAILURES, *dict.fromkeys([*JOB_METRICS, *METRICS, *SLOT_METRICS])]
     if short not in known:
         raise InvalidInput(f"there is no metric '{name}'", next_step=what_exists(name, known, kind="metrics"))
     return short

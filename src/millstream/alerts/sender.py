@@ -11,6 +11,7 @@ from millstream.alerts.message import SENDER, Message, together
 from millstream.alerts.outbox import Outbox
 from millstream.alerts.targets import Target
 from millstream.errors import AlertNotSent, MillstreamError
+from millstream.webhooks.pacing import Pace, RateLimit
 
 GROUP_S = 5.0
 """How long a message waits for others to be sent with."""
@@ -26,9 +27,12 @@ class Sender:
     def __init__(self, outbox: Outbox, targets: Callable[[], Mapping[str, Target]]) -> None:
         self._outbox = outbox
         self._targets = targets
+        self._now = 0.0
+        self._paces: dict[str, tuple[RateLimit | None, Pace]] = {}
 
     def send_due(self, now: float) -> int:
         """Sends what is due, and returns how many notifications were sent."""
+        self._now = now
         targets = self._targets()
         return sum(self._send(name, targets, now) for name in self._outbox.due(now))
 
@@ -36,10 +40,14 @@ class Sender:
         messages = self._outbox.waiting(name, now)
         if not messages:
             return False
+        pace = self._pace(name, targets.get(name))
+        if pace.wait_s() > 0:  # they wait, and are sent with those that come meanwhile
+            return False
         dropped = self._outbox.health()[name].dropped
         try:
             if name not in targets:
                 raise AlertNotSent("there is no such target any more")
+            pace.note()
             targets[name].send(together(list(messages.values()), dropped))
         except Exception as error:  # whatever it is, it must be reported
             why = error.what if isinstance(error, MillstreamError) else f"{type(error).__name__}: {error}"
@@ -49,6 +57,12 @@ class Sender:
         if before.failures >= FAILURES_REPORTED:
             self._report(name, targets, now, f"Alerts to '{name}' are sent again", "It could not be reached before.")
         return True
+
+    def _pace(self, name: str, target: Target | None) -> Pace:
+        limit = None if target is None else target.limit
+        if name not in self._paces or self._paces[name][0] != limit:
+            self._paces[name] = limit, Pace(limit, lambda: self._now)
+        return self._paces[name][1]
 
     def _failed(self, name: str, why: str, targets: Mapping[str, Target], now: float) -> None:
         failures = self._outbox.health()[name].failures

@@ -19,6 +19,7 @@ from millstream.alerts.message import Notification
 from millstream.errors import AlertNotSent, InvalidInput, SinkUnavailable
 from millstream.secrets import Secret, hidden_options
 from millstream.user_lines import AtUsersLine, users_line, what_exists
+from millstream.webhooks.pacing import RateLimit
 from millstream.webhooks.sender import TRIES, WebhookRefused, WebhookSender, host_of
 
 TIMEOUT_S = 10.0
@@ -32,6 +33,13 @@ Security = Literal["starttls", "tls", "none"]
 
 class Target(ABC):
     """Sends notifications. It must be picklable, because plans are."""
+
+    limit: RateLimit | None = None
+    """How many notifications it gets; what comes too early is sent later, together."""
+
+    def check_alerts(self) -> None:
+        """Raises InvalidInput if it is not a target of alerts as it was given."""
+        return
 
     @abstractmethod
     def send(self, notification: Notification) -> None:
@@ -47,6 +55,7 @@ class Email(Target):
     user: str | None = None
     password: Secret | None = None
     security: str = "starttls"
+    limit: RateLimit | None = None
 
     def __str__(self) -> str:
         return f"email to {', '.join(self.to)}"
@@ -78,6 +87,7 @@ class WebhookTarget(Target):
     headers: Mapping[str, str | Secret] = field(default_factory=dict, repr=False, hash=False)
     tries: int = TRIES
     ca_file: str | None = None
+    limit: RateLimit | None = None
 
     @classmethod
     def of(
@@ -86,13 +96,14 @@ class WebhookTarget(Target):
         *,
         secret: str | Secret | None = None,
         headers: Mapping[str, str] | None = None,
+        limit: str | None = None,
         tries: int = TRIES,
         ca_file: str | None = None,
     ) -> Self:
         hidden = Secret(secret) if isinstance(secret, str) else secret
         named = hidden_options(headers, besides=list(headers or {}))
         with AtUsersLine():
-            made = cls(url, hidden, named, tries, ca_file)
+            made = cls(url, hidden, named, tries, ca_file, RateLimit.of(limit))
             made.sender().close()  # a wrong address or secret is reported here
         return made
 
@@ -110,6 +121,7 @@ class WebhookTarget(Target):
 class Slack(Target):
     url: Secret
     """It has a token."""
+    limit: RateLimit | None = None
 
     def __str__(self) -> str:
         return f"chat at {host_of(self.url.reveal())}"
@@ -150,10 +162,12 @@ def email(
     user: str | None = None,
     password: str | Secret | None = None,
     security: Security = "starttls",
+    limit: str | None = None,
 ) -> Email:
     """Alerts by email, through an SMTP server. `security` is "starttls", "tls" or "none".
 
-    `sender` is the address that it comes from; default: the first recipient.
+    `sender` is the address that it comes from; default: the first recipient. With `limit`, such as "10 per hour", what
+    comes too early is sent later, in one mail.
     """
     for address in (*to, *([] if sender is None else [sender])):
         if not isinstance(address, str) or not ADDRESS.fullmatch(address):
@@ -166,14 +180,16 @@ def email(
         raise _refused("the password would be sent in the clear", "use security='starttls' or 'tls'")
     ports = {"starttls": 587, "tls": 465, "none": 25}
     secret = Secret(password) if isinstance(password, str) else password
-    return Email(tuple(to), host, port or ports[security], sender or to[0], user, secret, security)
+    with AtUsersLine():
+        rate = RateLimit.of(limit)
+    return Email(tuple(to), host, port or ports[security], sender or to[0], user, secret, security, rate)
 
 
-def slack(url: str) -> Slack:
+def slack(url: str, *, limit: str | None = None) -> Slack:
     """Alerts to a chat whose incoming webhooks take Slack's JSON."""
     with AtUsersLine():
         WebhookSender(url).close()  # a wrong address is reported here
-    return Slack(Secret(url))
+        return Slack(Secret(url), RateLimit.of(limit))
 
 
 def command(*arguments: str) -> Command:
@@ -190,14 +206,20 @@ def targets_of(given: Target | Sequence[Target]) -> tuple[Target, ...]:
     found = tuple(given) if isinstance(given, list | tuple) else (given,)
     if not found or not all(isinstance(each, Target) for each in found):
         raise _refused(f"{given!r} is not where alerts can be sent to", "ms.email(…), ms.webhook(…), ms.slack(…), …")
+    for each in found:
+        each.check_alerts()
     return found
 
 
 def _post(target: Target, sender: WebhookSender, document: Mapping[str, Any]) -> None:
-    """Sends once: what fails is tried again with the messages that came meanwhile."""
     body = json.dumps(document, ensure_ascii=False).encode()
+    post(target, sender, hashlib.blake2b(body, digest_size=16).hexdigest(), body)
+
+
+def post(target: Target, sender: WebhookSender, id: str, body: bytes, content_type: str = "application/json") -> None:
+    """Sends once: what fails is tried again with the messages that came meanwhile."""
     try:
-        sender.deliver(hashlib.blake2b(body, digest_size=16).hexdigest(), body, tries=1)
+        sender.deliver(id, body, content_type, tries=1)
     except (SinkUnavailable, WebhookRefused) as error:
         raise _not_sent(target, error.what, error.next_step or "check that it runs") from None  # it shows the address
     finally:

@@ -1,4 +1,4 @@
-"""Judges the rules for alerts on all jobs, and sends what follows.
+"""Judges the rules for alerts on all jobs and slots, and sends what follows.
 
 The conditions that hold, and what is to be sent about them, change in one transaction: a supervisor that was killed
 neither forgets an alert nor raises it again.
@@ -17,10 +17,11 @@ from millstream import terminal
 from millstream.alerts.message import RESOLVED, SENDER, TEST, Message, together
 from millstream.alerts.outbox import FILE as DATABASE
 from millstream.alerts.outbox import Outbox, read_health
-from millstream.alerts.rules import Condition, JobView, Rule, described, judged
+from millstream.alerts.rules import Condition, JobView, Rule, SlotView, View, described, judged
 from millstream.alerts.sender import FAILURES_REPORTED, GROUP_S, Sender, SenderThread
 from millstream.alerts.settings import FILE, AlertSettings, read_settings
 from millstream.errors import DamagedState, MillstreamError, NotFound
+from millstream.supervision.slots import SlotWatch
 from millstream.supervision.status import Status
 from millstream.supervision.store import JobRecord
 from millstream.user_lines import what_exists
@@ -49,11 +50,14 @@ class Alerting:
         self._judged_at = 0.0
         self._sender = Sender(self._outbox, lambda: self.settings.targets)
         self._thread = SenderThread(self._sender, self._judge_sometimes)
+        self.slots = SlotWatch(lambda: self.settings.databases)
 
     def start(self) -> None:
+        self.slots.start()
         self._thread.start()
 
     def close(self) -> None:
+        self.slots.close()
         self._thread.close()
         self._outbox.close()
 
@@ -82,7 +86,7 @@ class Alerting:
             self.judge(now)
 
     def judge(self, now: float) -> None:
-        """One look at all jobs."""
+        """One look at all jobs and slots."""
         settings, jobs = self.settings, self._status.jobs()
         metrics = self._status.running_metrics()
         with self._outbox.transaction() as connection:
@@ -93,15 +97,52 @@ class Alerting:
                 view = JobView(job.name, job.observed.value, job.failures, found.newest if found else None)
                 for rule in rules_of(job, settings.rules):
                     known.add((rule.text, job.name))
-                    after, event = judged(rule, view, before.get((rule.text, job.name)), now)
-                    self._keep(connection, rule.text, job.name, after)
-                    if event is not None:
-                        title, text = described(rule, view, event)
-                        message = Message(event, title, text, now, job.name, rule.text)
-                        self._put(settings, rule, message, now)
+                    self._judge(connection, settings, rule, view, before, now)
                 known |= self._judge_senders(connection, job, before, now)
+            known |= self._judge_slots(connection, settings, before, now)
             for rule_text, name in before.keys() - known:  # the rule or the job is gone
                 self._keep(connection, rule_text, name, None)
+
+    def _judge(
+        self,
+        connection: sqlite3.Connection,
+        settings: AlertSettings,
+        rule: Rule,
+        view: View,
+        before: dict[tuple[str, str], Condition],
+        now: float,
+    ) -> None:
+        after, event = judged(rule, view, before.get((rule.text, view.title)), now)
+        self._keep(connection, rule.text, view.title, after)
+        if event is not None:
+            title, text = described(rule, view, event)
+            job = view.title if isinstance(view, JobView) else None
+            self._put(settings, rule, Message(event, title, text, now, job, rule.text), now)
+
+    def _judge_slots(
+        self,
+        connection: sqlite3.Connection,
+        settings: AlertSettings,
+        before: dict[tuple[str, str], Condition],
+        now: float,
+    ) -> set[tuple[str, str]]:
+        """Of a database that does not answer, nothing is known, and nothing changes."""
+        known = set()
+        watched = self.slots.databases()
+        for rule in (each for each in settings.rules if each.is_on_slots):
+            for name in settings.databases if rule.step is None else [rule.step]:
+                held = {about for text, about in before if text == rule.text and about.startswith(f"{name}/")}
+                known |= {(rule.text, about) for about in held}
+                database = watched.get(name)
+                if database is None or database.error is not None:
+                    continue
+                views = {view.title: view for view in (SlotView(name, slot.slot, slot) for slot in database.slots)}
+                for about in held - views.keys():
+                    views[about] = SlotView(name, about.partition("/")[2])  # it was dropped
+                known |= {(rule.text, about) for about in views}
+                for view in views.values():
+                    self._judge(connection, settings, rule, view, before, now)
+        return known
 
     def _judge_senders(
         self, connection: sqlite3.Connection, job: JobRecord, before: dict[tuple[str, str], Condition], now: float
@@ -156,7 +197,12 @@ class Alerting:
             found = asdict(health[name]) if name in health else {"failures": 0, "failing_since": None, "error": None}
             targets.append({"name": name, "target": str(target), **found})
         rules = [
-            {"rule": rule.text, "jobs": list(rule.jobs), "to": settings.recipients(rule)} for rule in settings.rules
+            {
+                "rule": rule.text,
+                "jobs": [] if rule.is_on_slots else list(rule.jobs),
+                "to": settings.recipients(rule),
+            }
+            for rule in settings.rules
         ]
         for job in self._status.jobs():
             own = [Rule.parse(text) for text in job.specification.alerts]
@@ -171,6 +217,7 @@ class Alerting:
             "targets": targets,
             "rules": rules,
             "active": active,
+            "databases": self.slots.document(),
             "waiting": self._outbox.count(),
         }
 

@@ -20,6 +20,7 @@ from millstream.calling import TIMEOUT, Client, Rows, client
 from millstream.errors import InvalidInput, NotFound
 from millstream.jobs.questions import asked_of
 from millstream.supervision.http import MoreRoute
+from millstream.supervision.masking import Masking
 
 TIMEOUT_S_MAX = 600.0
 LOOK_S = 1.0
@@ -30,8 +31,9 @@ CLIENT_GONE = 499
 class Calls:
     """The routes, and the clients of the jobs that were asked."""
 
-    def __init__(self, log_address: str, folder_of: Callable[[str], Path]) -> None:
+    def __init__(self, log_address: str, folder_of: Callable[[str], Path], masking: Masking) -> None:
         """`folder_of` finds the folder of a job by its name."""
+        self._masking = masking
         self._log_address = log_address
         self._folder_of = folder_of
         self._clients: dict[str, Client] = {}
@@ -62,7 +64,8 @@ class Calls:
             )
         key = dict(each.split("=", 1) for each in keys) or None
         held = asked_of(self._folder_of(name), name, step=step, table=table, key=key, window=_start(window))
-        return _as_json({"rows": held.rows, "batch": held.batch, "watermark": held.watermark})
+        rows = orjson.loads(orjson.dumps(held.rows, default=str))
+        return _as_json({"rows": self._masking.now().row(rows), "batch": held.batch, "watermark": held.watermark})
 
     async def _answer(self, request: Request, body: dict[str, Any]) -> Response:
         limit = timedelta(seconds=_timeout_s(request))
@@ -85,7 +88,7 @@ class Calls:
                     asked.close()
                     raise NotFound(f"the job '{job}' answers no questions", next_step="flow.ask(…), and start the job")
                 self._clients[job] = asked
-        return asked.send(question, arguments, limit)
+        return asked.send(question, arguments, limit, at_once=True)
 
     @property
     def in_flight(self) -> int:

@@ -45,6 +45,7 @@ KINDS: dict[str, type[MillstreamError]] = {
 REQUEST_S_MAX = 90.0
 CALL_TIMEOUT = "10 seconds"
 REHEARSAL_S_MAX = 3600.0
+STATE_S_MAX = 330.0
 FOLLOW_S = 0.5
 ENDS = ("stopped", "finished", "failed", "scheduled")
 
@@ -185,10 +186,14 @@ class Jobs:
         """Restores a savepoint into its job, or into another one. The job must not run."""
         return self._call("POST", f"/v1/savepoints/{quote(savepoint, safe='')}/restore", {"into": into})
 
-    def state(self, name: str, step: str, key: Mapping[str, Any] | None = None) -> Any:
-        """The rows that a step of a job keeps, by table; with `key`, those of one key."""
+    def state(self, name: str, step: str, key: Mapping[str, Any] | None = None, batches: int = 0) -> Any:
+        """The rows that a step of a job keeps, by table; with `key`, those of one key.
+
+        With `batches` also what each of that many batches changed, the newest first.
+        """
         asked = [("step", step), *(("key", f"{column}={value}") for column, value in (key or {}).items())]
-        return self._call("GET", f"{_path(name)}/state?{urlencode(asked)}")
+        asked += [("batches", str(batches))] if batches else []
+        return self._call("GET", f"{_path(name)}/state?{urlencode(asked)}", timeout_s=STATE_S_MAX)
 
     def ask(
         self,
@@ -235,6 +240,11 @@ class Jobs:
         """The runs of a job, the newest first."""
         return self._call("GET", f"{_path(name)}/runs")
 
+    def failures(self, name: str) -> dict[str, Any]:
+        """The errors of a job: `groups` of equal ones, `failures` with their runs, and those of the `current` run."""
+        found: dict[str, Any] = self._call("GET", f"{_path(name)}/failures")
+        return found
+
     def alerts(self) -> dict[str, Any]:
         """The `targets` and `rules` for alerts, and the rules that hold now (`active`)."""
         found: dict[str, Any] = self._call("GET", "/v1/alerts")
@@ -252,9 +262,9 @@ class Jobs:
         """A zip for support: plans, settings, metrics and logs of all jobs, without records and with secrets hidden."""
         return self._answer("GET", "/v1/bundle")
 
-    def console_link(self) -> str:
-        """An address that opens the console in a browser, once and within ten minutes."""
-        return str(self._call("POST", "/console/codes")["url"])
+    def console_link(self, page: str = "") -> str:
+        """An address that opens the console in a browser, once and within ten minutes: a page such as "/topics"."""
+        return str(self._call("POST", "/console/codes")["url"]) + page
 
     def logs(self, name: str, *, run: int | None = None, tail_bytes: int | None = None) -> Iterator[str]:
         """The log of a run, by default the newest, in parts."""

@@ -26,6 +26,7 @@ from millstream.errors import InvalidInput, JobChanged, MillstreamError, NotFoun
 from millstream.log.disk import read_document, storage_errors, write_document
 from millstream.plan.parameters import VARIABLE as PARAMETERS
 from millstream.private_files import make_folders, open_alike
+from millstream.supervision.log_lines import read_lines
 from millstream.supervision.specification import JobSpecification
 
 DRIVER = "millstream.cli.driver"
@@ -243,6 +244,16 @@ class Drivers:
                 log.seek(start)
                 found = log.read(at_most)
                 return found, start + len(found)
+        except FileNotFoundError:
+            return b"", 0
+
+    def read_log_lines(
+        self, name: str, number: int, offset: int, at_most: int, *, is_complete: bool
+    ) -> tuple[bytes, int]:
+        """Whole lines of a run's log, and where the next one starts. A negative offset counts from the end."""
+        try:
+            with (self._run(name, number) / LOG).open("rb") as log:
+                return read_lines(log, offset, at_most, is_complete=is_complete)
         except FileNotFoundError:
             return b"", 0
 

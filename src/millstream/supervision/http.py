@@ -66,11 +66,13 @@ DESCRIPTION = {
     "POST /v1/jobs/NAME/stop": "stops it after its current batch",
     "POST /v1/jobs/NAME/restart": "stops it and starts it again",
     "GET /v1/jobs/NAME/runs": "its runs, the newest first",
-    "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "part of the log of a run; a negative offset counts from its end",
+    "GET /v1/jobs/NAME/failures": "its errors: equal ones together, each with its run, and those of the current run",
+    "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "lines of the log of a run; a negative offset counts from its end",
     "GET /v1/jobs/NAME/metrics?since=SECONDS&step=NAME": "metrics of its steps, the newest or those since an instant",
     "GET /v1/jobs/NAME/why-silent": "why nothing comes out of it, and what to do",
     "POST /v1/jobs/NAME/savepoint": "takes a savepoint of it: name",
-    "GET /v1/jobs/NAME/state?step=NAME&key=COLUMN=VALUE": "the rows that one of its steps keeps",
+    "GET /v1/jobs/NAME/state?step=NAME&key=COLUMN=VALUE&batches=N": "the rows that one of its steps keeps, and what "
+    "each of its newest batches changed",
     "POST /v1/jobs/NAME/upgrade": "upgrades it: file, map, allow_dropped, watch; check: only returns what it would do",
     "POST /v1/jobs/NAME/rehearse": "compares the results of its flow and another: file, map, last",
     "POST /v1/jobs/NAME/rollback": "goes back to how it was before its last upgrade",
@@ -118,6 +120,8 @@ def app(
     """The ASGI application. `user` is the owner of the token."""
     description = {**DESCRIPTION, **{path: does for each in more for path, does in each.description.items()}}
 
+    masking = supervisor.masking
+
     def sender(request: Request) -> str:
         account: str | None = request.state.account
         return account or user
@@ -142,13 +146,16 @@ def app(
         return described(acts[action](request.path_params["name"], sender(request)))
 
     def runs(request: Request, body: dict[str, Any]) -> Any:
-        return [asdict(run) for run in supervisor.runs(request.path_params["name"])]
+        return masking.now().document([asdict(run) for run in supervisor.runs(request.path_params["name"])], ())
+
+    def failures(request: Request, body: dict[str, Any]) -> Any:
+        return masking.now().document(supervisor.failures(request.path_params["name"]), ())
 
     def logs(request: Request, body: dict[str, Any]) -> Any:
         run, offset, limit = (number_of(request, name) for name in ("run", "offset", "limit"))
         at_most = min(max(limit or LOG_BYTES_MAX, 1), LOG_BYTES_MAX)
         text, after, number = supervisor.read_log(request.path_params["name"], run, offset or 0, at_most)
-        return {"run": number, "text": text.decode(errors="replace"), "next": after}
+        return {"run": number, "text": masking.now().text(text.decode(errors="replace")), "next": after}
 
     def job_metrics(request: Request, body: dict[str, Any]) -> Any:
         since, step = _instant(request, "since"), request.query_params.get("step")
@@ -166,9 +173,10 @@ def app(
     def rehearse(request: Request, body: dict[str, Any]) -> Any:
         last = _text(body, "last")
         asked = UpgradeRequest.checked({part: value for part, value in body.items() if part != "last"})
-        return supervisor.upgrades.rehearse(
+        found = supervisor.upgrades.rehearse(
             request.path_params["name"], sender(request), asked.file, asked.map, last or "1 hour"
         )
+        return masking.now().document(found, ("key", "old", "new"))
 
     def rollback(request: Request, body: dict[str, Any]) -> Any:
         return supervisor.rollback(request.path_params["name"], sender(request))
@@ -189,7 +197,9 @@ def app(
         step, keys = request.query_params.get("step"), request.query_params.getlist("key")
         if not step or not all("=" in key for key in keys):
             raise InvalidInput("step=NAME is missing, or a key is not COLUMN=VALUE", next_step="GET / lists the routes")
-        return supervisor.state(request.path_params["name"], step, dict(key.split("=", 1) for key in keys))
+        chosen = dict(key.split("=", 1) for key in keys)
+        found = supervisor.state(request.path_params["name"], step, chosen, number_of(request, "batches") or 0)
+        return masking.now().document(found, ("tables",))
 
     def alerts(request: Request, body: dict[str, Any]) -> Any:
         if alerting is None:
@@ -208,7 +218,8 @@ def app(
         return Response(bundle(supervisor, status, alerting), media_type="application/zip", headers=headers)
 
     def metrics(request: Request, body: dict[str, Any]) -> Any:
-        return Response(exposed(status), media_type=CONTENT_TYPE)
+        databases = None if alerting is None else alerting.slots.databases()
+        return Response(exposed(status, databases), media_type=CONTENT_TYPE)
 
     def root(request: Request, body: dict[str, Any]) -> Any:
         return description
@@ -222,6 +233,7 @@ def app(
         Route(f"/{VERSION}/jobs", _endpoint(jobs, access), methods=["GET", "POST"]),
         Route(f"/{VERSION}/jobs/{{name}}", _endpoint(job, access), methods=["GET", "DELETE"]),
         Route(f"/{VERSION}/jobs/{{name}}/runs", _endpoint(runs, access), methods=["GET"]),
+        Route(f"/{VERSION}/jobs/{{name}}/failures", _endpoint(failures, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/logs", _endpoint(logs, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/metrics", _endpoint(job_metrics, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/why-silent", _endpoint(silence, access), methods=["GET"]),

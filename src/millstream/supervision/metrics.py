@@ -1,4 +1,4 @@
-"""The state and metrics of all jobs for Prometheus."""
+"""The state and metrics of all jobs, and of the slots of watched databases, for Prometheus."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from typing import Any
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from millstream.metrics.samples import METRICS, Metrics
+from millstream.metrics.samples import METRICS, SLOT_METRICS, Metrics
+from millstream.supervision.slots import WatchedDatabase
 from millstream.supervision.status import Status
 from millstream.supervision.store import Observed
 
@@ -42,12 +43,19 @@ STEP_GAUGES = {
     "state_rows": "millstream_step_state_rows",
     "state_bytes": "millstream_step_state_bytes",
 }
+SLOT_GAUGES = {metric: f"millstream_{metric}" for metric in SLOT_METRICS}
 PHASES = ("wait", "plan", "process", "write", "other")
 
 
 class _Collector:
-    def __init__(self, jobs: list[dict[str, Any]], metrics: Mapping[str, Metrics]) -> None:
+    def __init__(
+        self,
+        jobs: list[dict[str, Any]],
+        metrics: Mapping[str, Metrics],
+        databases: Mapping[str, WatchedDatabase],
+    ) -> None:
         self._jobs = jobs
+        self._databases = databases
         self._newest = {job: found.newest for job, found in metrics.items() if found.newest is not None}
 
     def collect(self) -> Iterator[Metric]:
@@ -71,6 +79,7 @@ class _Collector:
             yield self._step_family(CounterMetricFamily(name, METRICS[column], labels=["job", "step"]), column)
         for column, name in STEP_GAUGES.items():
             yield self._step_family(GaugeMetricFamily(name, METRICS[column], labels=["job", "step"]), column)
+        yield from self._of_slots()
 
     def _family(self, family: Any, column: str) -> Metric:
         for job in self._jobs:
@@ -98,6 +107,19 @@ class _Collector:
                 phases.add_metric([job, phase], getattr(sample, f"{phase}_s"))
         yield from (lag, busy, phases)
 
+    def _of_slots(self) -> Iterator[Metric]:
+        answers = GaugeMetricFamily(
+            "millstream_database_up", "1 if a watched database answers, else 0.", labels=["database"]
+        )
+        for name, database in self._databases.items():
+            answers.add_metric([name], float(database.error is None))
+        yield answers
+        for metric, name in SLOT_GAUGES.items():
+            family = GaugeMetricFamily(name, SLOT_METRICS[metric], labels=["database", "slot"])
+            for slot in (each for database in self._databases.values() for each in database.slots):
+                family.add_metric([slot.database, slot.slot], float(getattr(slot, metric)))
+            yield family
+
     def _step_family(self, family: Any, column: str) -> Metric:
         for job, sample in self._newest.items():
             for step, values in sample.steps.items():
@@ -107,10 +129,10 @@ class _Collector:
         return found
 
 
-def exposed(status: Status) -> bytes:
+def exposed(status: Status, databases: Mapping[str, WatchedDatabase] | None = None) -> bytes:
     """The metrics in Prometheus' text format."""
     registry = CollectorRegistry()
-    registry.register(_Collector(status.listed(), status.running_metrics()))
+    registry.register(_Collector(status.listed(), status.running_metrics(), databases or {}))
     return bytes(generate_latest(registry))
 
 

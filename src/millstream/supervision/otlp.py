@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from millstream.errors import InvalidInput
-from millstream.metrics.samples import METRICS, Metrics, Sample
-from millstream.supervision.metrics import STEP_COUNTERS, STEP_GAUGES
+from millstream.metrics.samples import METRICS, SLOT_METRICS, Metrics, Sample, SlotSample
+from millstream.supervision.metrics import SLOT_GAUGES, STEP_COUNTERS, STEP_GAUGES
 
 PATH = "/v1/metrics"
 SAME_READING_S = 1.0
@@ -31,8 +31,13 @@ class OtlpMetrics:
     Headers, certificates and timeouts of the requests are set in the environment, as OpenTelemetry defines it.
     """
 
-    def __init__(self, address: str, read: Callable[[], Mapping[str, Metrics]]) -> None:
-        """`read` gives the newest metrics of each running job."""
+    def __init__(
+        self,
+        address: str,
+        read: Callable[[], Mapping[str, Metrics]],
+        slots: Callable[[], Iterable[SlotSample]] = tuple,
+    ) -> None:
+        """`read` gives the newest metrics of each running job, and `slots` those of watched databases."""
         endpoint = check_address(address)
         try:
             from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
@@ -44,6 +49,7 @@ class OtlpMetrics:
                 f"metrics for OpenTelemetry need the package {error.name}", next_step="pip install 'millstream[otel]'"
             ) from error
         self._read = read
+        self._slots = slots
         self._newest: dict[str, Sample] = {}
         self._read_at = -SAME_READING_S
         reader = PeriodicExportingMetricReader(OTLPMetricExporter(endpoint=endpoint))
@@ -54,6 +60,8 @@ class OtlpMetrics:
             meter.create_observable_counter(name, [self._observing(column)], description=METRICS[column])
         for column, name in STEP_GAUGES.items():
             meter.create_observable_gauge(name, [self._observing(column)], description=METRICS[column])
+        for metric, name in SLOT_GAUGES.items():
+            meter.create_observable_gauge(name, [self._observing_slots(metric)], description=SLOT_METRICS[metric])
 
     def close(self) -> None:
         """Sends them a last time."""
@@ -68,6 +76,15 @@ class OtlpMetrics:
                     value = getattr(values, column)
                     if value is not None:
                         yield Observation(value, {"job": job, "step": step})
+
+        return observe
+
+    def _observing_slots(self, metric: str) -> Callable[[Any], Iterable[Any]]:
+        from opentelemetry.metrics import Observation
+
+        def observe(_: Any) -> Iterable[Any]:
+            for slot in self._slots():
+                yield Observation(getattr(slot, metric), {"database": slot.database, "slot": slot.slot})
 
         return observe
 

@@ -137,7 +137,14 @@ def _options(given: Any) -> tuple[str, ...]:
 def _alerts(given: Any) -> tuple[str, ...]:
     if not isinstance(given, list | tuple):
         raise InvalidInput("alerts must be a list of rules", next_step="such as ['lag_seconds > 60 for 5 minutes']")
-    return tuple(Rule.parse(each).text for each in given)
+    rules = [Rule.parse(each) for each in given]
+    for rule in rules:
+        if rule.is_on_slots:
+            raise InvalidInput(
+                f"'{rule.condition}' is about a database, not about a job",
+                next_step="write it into alerts.toml of the supervisor: see alerts.md",
+            )
+    return tuple(rule.text for rule in rules)
 
 
 def _restart(given: Any) -> Restart:

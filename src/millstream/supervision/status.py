@@ -25,19 +25,22 @@ class Status:
         self._supervisor = supervisor
 
     def listed(self) -> list[dict[str, Any]]:
-        return [{**described(job), **self._progress(job)} for job in self._supervisor.store.jobs()]
+        mask = self._supervisor.masking.now()
+        return [mask.document({**described(job), **self._progress(job)}, ()) for job in self._supervisor.store.jobs()]
 
     def shown(self, name: str) -> dict[str, Any]:
         """One job, with its newest runs, its processes, and the flows of an app."""
         job = self._supervisor.store.job(name)
         runs = self._supervisor.store.runs(name, RUNS_SHOWN)
-        return {
+        found = {
             **described(job),
             **self._progress(job),
             "processes": self._supervisor.drivers.processes(name, job.runs),
             "last_runs": [asdict(run) for run in runs],
             "flows": read_flows(self._supervisor.folder_of(job)),
         }
+        shown: dict[str, Any] = self._supervisor.masking.now().document(found, ())
+        return shown
 
     def folder_of(self, name: str) -> Path:
         return self._supervisor.folder_of(self._supervisor.store.job(name))

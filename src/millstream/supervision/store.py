@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,13 @@ from typing import Any
 from millstream.errors import AlreadyExists, DamagedState, NotFound
 from millstream.private_files import PRIVATE
 from millstream.sqlite_file import SqliteFile
+from millstream.supervision.failures import FailedRun, Failure
 from millstream.supervision.specification import JobSpecification
 from millstream.user_lines import what_exists
 
 RUNS_KEPT = 100
 """Per job; older ones are forgotten with their logs."""
+FAILURES_KEPT = 1000
 TABLES = """
 create table if not exists jobs (
     name text primary key, owner text not null, specification text not null, created real not null,
@@ -32,6 +34,9 @@ create table if not exists runs (
 create table if not exists upgrades (
     job text not null, number integer not null, phase text not null, document text not null,
     primary key (job, number)) strict;
+create table if not exists failures (
+    job text not null, run integer not null, at real not null, document text not null,
+    primary key (job, run)) strict;
 create table if not exists audit (
     number integer primary key, at real not null, user text not null, action text not null, job text,
     details text) strict;
@@ -146,6 +151,7 @@ class Store(SqliteFile):
         with self.transaction() as connection:
             connection.execute("delete from runs where job = ?", (name,))
             connection.execute("delete from upgrades where job = ?", (name,))
+            connection.execute("delete from failures where job = ?", (name,))
             connection.execute("delete from jobs where name = ?", (name,))
 
     # ------------------------------------------------------------ runs
@@ -186,6 +192,27 @@ class Store(SqliteFile):
                 (name, at_most),
             )
             return [Run(*row) for row in rows]
+
+    # ------------------------------------------------------------ failures
+
+    def add_failure(self, name: str, run: int, failure: Failure) -> None:
+        """Kept longer than the runs: what happens once a month is found again."""
+        with self.transaction() as connection:
+            row = (name, run, time.time(), json.dumps(asdict(failure)))
+            connection.execute("insert or ignore into failures values (?, ?, ?, ?)", row)
+            connection.execute(
+                "delete from failures where job = ? and run not in"
+                " (select run from failures where job = ? order by run desc limit ?)",
+                (name, name, FAILURES_KEPT),
+            )
+
+    def failures(self, name: str) -> list[FailedRun]:
+        """The newest first."""
+        with self._lock:
+            rows = self._connection.execute(
+                "select run, at, document from failures where job = ? order by run desc", (name,)
+            )
+            return [FailedRun(run, at, Failure(**json.loads(document))) for run, at, document in rows]
 
     # ------------------------------------------------------------ upgrades
 

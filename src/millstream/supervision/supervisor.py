@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from millstream import terminal
 from millstream.errors import JobRunning, MillstreamError, NotFound
 from millstream.jobs.saved_jobs import SavedJobs
 from millstream.supervision.drivers import Drivers
+from millstream.supervision.failures import ERROR, TAIL_BYTES, Failure, ending, failures_in, grouped
+from millstream.supervision.masking import Masking
 from millstream.supervision.schedules import Schedule
 from millstream.supervision.specification import JobSpecification, Restart, check_name
 from millstream.supervision.store import RUNS_KEPT, Desired, JobRecord, Observed, Run, Store
@@ -32,7 +34,8 @@ HEALTHY_S = 600.0
 """A run that lasted this long ends a row of failures."""
 BACK_OFF_S, BACK_OFF_S_MAX = 1.0, 60.0
 MISSED_MAX = 100
-STATE_S_MAX = 80.0
+FAILURES_SHOWN = 200
+STATE_S_MAX = 300.0
 RESTARTING = "restarting"
 logger = terminal.logger("millstream.supervisor")
 
@@ -48,13 +51,16 @@ class Limits:
 
 
 class Supervisor:
-    def __init__(self, folder: Path, log_address: str, jobs: Path, limits: Limits | None = None) -> None:
-        """`folder` is the supervisor's own; `jobs` has the folders of jobs."""
+    def __init__(
+        self, folder: Path, log_address: str, jobs: Path, limits: Limits | None = None, *, masked: Sequence[str] = ()
+    ) -> None:
+        """`folder` is the supervisor's own; `jobs` has the folders of jobs. `masked` columns are never shown."""
         self.jobs = jobs
         self.store = Store(folder / "supervisor.db")
         self.drivers = Drivers(folder / "jobs", log_address)
         self.limits = limits or Limits()
         self.saved = SavedJobs(jobs, self._folder_if_known)
+        self.masking = Masking(masked, jobs, lambda: map(self.folder_of, self.store.jobs()))
         self._lock = threading.RLock()
         self.upgrades = Upgrades(self, self._lock)
         self._wake = threading.Event()
@@ -161,12 +167,27 @@ class Supervisor:
         return self.store.runs(name)
 
     def read_log(self, name: str, number: int | None, offset: int, at_most: int) -> tuple[bytes, int, int]:
-        """Part of the log of a run, by default the newest: the text, where to read on, and the run."""
-        newest = next(iter(self.runs(name)), None)
+        """Lines of the log of a run, by default the newest: the text, where to read on, and the run."""
+        runs = self.runs(name)
         if number is None:
-            number = 0 if newest is None else newest.number
-        text, after = self.drivers.read_log(name, number, offset, at_most)
+            number = runs[0].number if runs else 0
+        is_complete = not any(run.number == number and run.ended is None for run in runs)
+        text, after = self.drivers.read_log_lines(name, number, offset, at_most, is_complete=is_complete)
         return text, after, number
+
+    def failures(self, name: str) -> dict[str, Any]:
+        """The errors of a job: equal ones together, each of them, and what the current run has reported."""
+        job, found = self.store.job(name), self.store.failures(name)
+        is_running = job.observed in (Observed.RUNNING, Observed.STOPPING)
+        current = failures_in(self._printed_last(name, job.runs)) if is_running else []
+        return {
+            "groups": grouped(found),
+            "failures": [each.document() for each in found[:FAILURES_SHOWN]],
+            "current": [asdict(each) for each in current],
+        }
+
+    def _printed_last(self, name: str, number: int) -> str:
+        return self.drivers.read_log(name, number, -TAIL_BYTES, TAIL_BYTES)[0].decode(errors="replace")
 
     # ------------------------------------------------------------ savepoints
 
@@ -192,10 +213,10 @@ class Supervisor:
             self.store.note(user, "remove savepoint", gone["job"], savepoint)
             return gone
 
-    def state(self, name: str, step: str, key: Mapping[str, str]) -> dict[str, Any]:
-        """The rows of a step. Spark reads them, in a process of its own."""
-        folder = self.saved.existing(name).path
-        return self.drivers.ask("--state", {"file": folder, "flow": name}, step, json.dumps(key), timeout_s=STATE_S_MAX)
+    def state(self, name: str, step: str, key: Mapping[str, str], batches: int = 0) -> dict[str, Any]:
+        """The rows of a step, and what its newest batches changed. Spark reads them, in a process of its own."""
+        given = {"file": self.saved.existing(name).path, "flow": name}
+        return self.drivers.ask("--state", given, step, json.dumps(key), str(batches), timeout_s=STATE_S_MAX)
 
     def folder_of(self, job: JobRecord) -> Path:
         """The folder with the checkpoint of a job."""
@@ -283,6 +304,8 @@ class Supervisor:
         result = "stopped" if stopped else "finished" if code == 0 else error or _killed(code)
         with self.store.transaction():
             self.store.end_run(job.name, run.number, code, result)
+            if not stopped and code != 0:
+                self.store.add_failure(job.name, run.number, ending(self._printed_last(job.name, run.number), result))
             self.store.update(job.name, **self._after(job, code, stopped=stopped, result=result))
         self.drivers.forget_runs(job.name, run.number - RUNS_KEPT)
 
@@ -339,6 +362,7 @@ class Supervisor:
     def _cannot_start(self, job: JobRecord, number: int, why: str) -> None:
         with self.store.transaction():
             self.store.end_run(job.name, number, None, why)
+            self.store.add_failure(job.name, number, Failure(ERROR, why))
             self.store.update(job.name, **self._after(job, None, stopped=False, result=why))
 
     def _note_missed(self, job: JobRecord) -> None:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from millstream import terminal
 from millstream.errors import InvalidInput, JobChanged, JobRunning, MillstreamError
 from millstream.jobs.job_folder import JobDescription
-from millstream.jobs.job_progress import read_progress
+from millstream.jobs.job_progress import progress_written_at, read_progress
 from millstream.jobs.restoring import restore
 from millstream.jobs.savepoints import CODE
 from millstream.jobs.swapping import complete_swap
@@ -283,10 +283,10 @@ class Upgrades:
             self._store.set_upgrade(job.name, replace(upgrade, phase=Phase.DONE).document())
 
     def _behind(self, job: JobRecord, upgrade: Upgrade) -> str | None:
-        live = read_progress(self._supervisor.folder_of(job))
-        lag = live.get("lag")
-        if lag is None:
-            return "it has not completed a batch"
+        folder = self._supervisor.folder_of(job)
+        lag, written_at = read_progress(folder).get("lag"), progress_written_at(folder)
+        if lag is None or written_at is None or written_at < (upgrade.watched_from or 0):  # that of the old version
+            return "it has not reported any progress"
         most = max(LAG_RECORDS_MIN, LAG_TIMES * (upgrade.lag or 0))
         return f"it falls behind: {lag:,} records, and {upgrade.lag or 0:,} before" if lag > most else None
 

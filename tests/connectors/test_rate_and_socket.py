@@ -10,6 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
+from waiting import until
 
 from .reading import dead, offsets, rows
 
@@ -110,3 +111,34 @@ def test_a_line_without_end_is_one_dead_letter(open_):
     assert letters[0]["reason"] == "a line is longer than 1 MiB and was dropped"
     assert letters[0]["topic"] == f"socket(127.0.0.1:{server.port})"
     assert len(rows(open_(ms.socket("127.0.0.1", server.port), "at timestamp"), {"0": 0}, {"0": 8})) == 5
+
+
+def test_lines_that_are_not_kept_are_read_by_workers_of_the_same_run_only(open_, tmp_path):
+    server = Server(b"one\ntwo\n")
+    place = ms.socket("127.0.0.1", server.port, keep=None)
+    source = open_(place, "value string, at timestamp")
+    until(lambda: len(rows(source, {}, source.latest())) == 2, "both lines have come")
+    end = source.limited({}, None)
+    worker = open_(place, "value string")
+    (task,) = source.slices({}, end, 1)
+    found = [row["value"] for each in task for slab in worker.read(each) for row in slab.rows.to_pylist()]
+    assert found == ["one", "two"]
+    assert not any(tmp_path.rglob("*.log")), "nothing is on disk"
+    source.close()
+    again = open_(place, "value string")
+    assert again.limited(end, None)["0"] > end["0"], "numbers go on"
+    assert again.slices({}, end, 1) == [], "a repeated batch of an earlier run has no rows"
+    assert [list(open_(place, "value string").read(each)) for each in task] == [[]]
+
+
+def test_lines_that_are_not_kept_go_on_after_a_restart(open_):
+    server = Server(b"one\n", b"two\n")
+    place = ms.socket("127.0.0.1", server.port, keep=None)
+    source = open_(place, "value string")
+    assert source.wait({}, 60)
+    done = source.limited({}, None)
+    source.close()
+    again = open_(place, "value string")
+    assert again.wait(done, 60)
+    end = again.limited(done, None)
+    assert [row["value"] for row in rows(again, done, end)] == ["two"]

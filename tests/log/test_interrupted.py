@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 
 import pyarrow as pa
@@ -10,6 +11,7 @@ import pytest
 from alarms import Alarm, ringing
 from millstream.errors import InvalidRecord
 from millstream.log import EmbeddedLog
+from millstream.log.disk import FileLock
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # alarms in finalizers
 COUNT = 10_000
@@ -195,3 +197,21 @@ def test_a_consumer_that_was_interrupted_serves_another_thread(tmp_path):
                     consumer.poll(0.01)
                 except Alarm:
                     continue
+
+
+def test_a_lock_that_alarms_interrupt_is_free_afterwards(tmp_path):
+    """No signal handler leaves it held: an interrupted producer would wait in `close` for its own lock for ever."""
+    lock = FileLock(tmp_path / "lock")
+    with ThreadPoolExecutor(1) as other, ringing(seed=11, seconds_mean=0.003) as alarms:
+        while alarms.count < 300:
+            try:
+                for _ in range(1000):
+                    with lock.backstop, lock, lock:
+                        pass
+            except Alarm:
+                retried(lambda: other.submit(is_free, lock).result(timeout=10))
+
+
+def is_free(lock):
+    with lock.attempt() as free:
+        assert free

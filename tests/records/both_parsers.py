@@ -9,8 +9,9 @@ import pyarrow as pa
 import pytest
 
 from millstream.records.bounds import RECORD_BYTES_MAX
-from millstream.records.codecs import Codec, Decoded, JsonCodec
+from millstream.records.codecs import Codec, Decoded, JsonCodec, plain_json
 from millstream.records.codecs import json as json_codec
+from millstream.records.values import column_to_values, values_or_raw
 
 from .arbitrary import seen
 
@@ -43,7 +44,25 @@ def decoded_twice(
     assert fast.rows.schema.equals(slow.rows.schema, check_metadata=True)
     if not same(fast.rows, slow.rows):
         assert seen(fast.rows) == seen(slow.rows)
+    check_plain_rows(self, values, slow, size_bytes_max)
     return fast
+
+
+def check_plain_rows(
+    of: JsonCodec, values: pa.Array | Sequence[bytes | None], slow: Decoded, size_bytes_max: int
+) -> None:
+    """If plain_json.py accepts all values, its rows are those of the codec, as columns and as dicts."""
+    if (parser := plain_json._parser(of.schema.ddl)) is not None:
+        parser._paused = 0
+    listed = values if isinstance(values, pa.Array) else pa.array(values, pa.binary())
+    plain = plain_json.plain_rows(of.schema, listed) if size_bytes_max == RECORD_BYTES_MAX and len(listed) else None
+    if plain is not None:
+        assert (slow.failures, len(slow.tombstones)) == ([], 0)
+        made = pa.RecordBatch.from_arrays(plain.columns(), schema=slow.rows.schema)
+        assert same(made, slow.rows) or seen(made) == seen(slow.rows)
+        columns = [column_to_values(column, values_or_raw, values_or_raw) for column in slow.rows.columns]
+        rows = [list(zip(slow.rows.schema.names, row, strict=True)) for row in zip(*columns, strict=True)]
+        assert repr([list(row.items()) for row in plain.dicts()]) == repr(rows)
 
 
 def same(left: pa.RecordBatch, right: pa.RecordBatch) -> bool:

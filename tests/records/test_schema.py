@@ -133,3 +133,29 @@ def test_invalid_schemas_are_refused():
         Schema.of(5)
     with pytest.raises(InvalidSchema, match="no columns"):
         Schema.of(pa.schema([]))
+
+
+def test_a_struct_type_of_pyspark() -> None:
+    """It is read without a JVM, with the same result as its own DDL."""
+    from pyspark.sql import types as st
+
+    inner = st.StructType(
+        [st.StructField("x`y", st.ArrayType(st.MapType(st.StringType(), st.DecimalType(5, 2))), False)]
+    )
+    given = st.StructType(
+        [
+            st.StructField("a b", st.IntegerType(), False),
+            st.StructField("s", inner),
+            st.StructField("i", st.DayTimeIntervalType()),
+            st.StructField("n", st.TimestampNTZType()),
+            st.StructField("v", st.VarcharType(5)),
+        ]
+    )
+    assert Schema.of(given) == Schema.of(
+        "`a b` int NOT NULL, s struct<`x``y`: array<map<string, decimal(5,2)>> NOT NULL>, i interval day to second,"
+        " n timestamp_ntz, v varchar(5)"
+    )
+    with pytest.raises(InvalidSchema, match="unknown type 'variant' after the name 'v'"):
+        Schema.of(st.StructType([st.StructField("v", st.VariantType())]))
+    with pytest.raises(InvalidSchema, match="not IntegerType"):
+        Schema.of(st.IntegerType())  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
 """Lines from a socket as a source: received lines are spooled to a log, and read from there.
 
 Lines can be replayed, but those that a server sends while the job is down are lost. A line that is too long is spooled
-as a null, which becomes a dead letter.
+as a null, which becomes a dead letter. With `keep=None`, lines are only in memory, and processed at most once.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import socket as sockets
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import ClassVar
 
@@ -20,14 +20,17 @@ from millstream import terminal
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Reading
 from millstream.connectors.dead_letters import Origin, letters
+from millstream.connectors.passing import PassingSource
 from millstream.connectors.rate import check_columns
 from millstream.connectors.source import Slab, Source
-from millstream.connectors.spooled import SpooledSource
+from millstream.connectors.spooled import RETENTION, SpooledSource
 from millstream.errors import ClosedError, MillstreamError
-from millstream.log import Producer
+from millstream.log import EmbeddedLog, Producer
 from millstream.private_files import make_folders
-from millstream.records import Failure, Schema
+from millstream.records import Failure, Schema, duration
+from millstream.user_lines import AtUsersLine
 
+RETENTION_S = duration(RETENTION, what="keep").total_seconds()
 COLUMNS = Schema.of("value string, at timestamp")
 TOPIC = "lines"
 CONNECT_SECONDS = 10.0
@@ -43,6 +46,8 @@ logger = terminal.logger(__name__)
 class Socket(Connector):
     host: str
     port: int
+    keep_s: float | None = RETENTION_S
+    """None: lines are never stored."""
     can_read: ClassVar[bool] = True
     can_peek: ClassVar[bool] = False
     can_replay: ClassVar[bool] = False
@@ -52,24 +57,33 @@ class Socket(Connector):
         return f"socket {self.port}"
 
     def open_source(self, reading: Reading) -> Source:
+        check_columns(str(self), COLUMNS, reading.schema)
+        if self.keep_s is None:
+            return PassingSocketSource(self, reading.schema, reading.folder)
         make_folders(reading.folder)
-        return SocketSource(self, reading.schema, folder=reading.folder)
+        return SocketSource(self, reading.schema, self.keep_s, folder=reading.folder)
 
     def __str__(self) -> str:
         return f"socket({self.host}:{self.port})"
 
 
-def socket(host: str, port: int) -> Socket:
-    """A source of text lines from a server: for experiments, since lost lines cannot be replayed."""
+def socket(host: str, port: int, *, keep: str | timedelta | None = RETENTION) -> Socket:
+    """A source of text lines from a server: for experiments, since lost lines cannot be replayed.
+
+    Received lines are stored in the job's folder, and kept for a time, so that a batch that is repeated has the same
+    lines. With `keep=None` they are not stored: a line is in memory until it is processed, and lost if the job ends
+    before that, so each is processed at most once.
+    """
     if arguments.whole_number(port, "port", "for example socket('localhost', 9999)") > PORT_MAX:
         raise arguments.refused(f"a port must be at most {PORT_MAX}, not {port}", None)
-    return Socket(arguments.text(host, "a host must be a string", "socket('localhost', 9999)"), port)
+    with AtUsersLine():
+        keep_s = None if keep is None else duration(keep, what="keep").total_seconds()
+    return Socket(arguments.text(host, "a host must be a string", "socket('localhost', 9999)"), port, keep_s)
 
 
 class SocketSource(SpooledSource):
-    def __init__(self, endpoint: Socket, schema: Schema, *, folder: Path) -> None:
-        check_columns(str(endpoint), COLUMNS, schema)
-        super().__init__(TOPIC, COLUMNS, folder)
+    def __init__(self, endpoint: Socket, schema: Schema, keep_s: float, *, folder: Path) -> None:
+        super().__init__(TOPIC, COLUMNS, folder, timedelta(seconds=keep_s))
         self.endpoint = endpoint
         self.schema = schema
 
@@ -77,19 +91,36 @@ class SocketSource(SpooledSource):
         return Receiver(self.endpoint, self._log.producer(acks=1))
 
     def _checked(self, slab: Slab) -> Slab:
-        """With the requested columns, and without lines that were too long."""
-        rows, offsets, dead = slab.rows, slab.offsets, slab.dead
-        too_long = rows.column("value").is_null().to_numpy()
-        if too_long.any():
-            at = offsets[too_long]
-            failures = [Failure(index, TOO_LONG) for index in range(len(at))]
-            dead = letters([None] * len(at), at, failures, Origin(str(self.endpoint), 0))
-            rows, offsets = rows.filter(pa.array(~too_long)), offsets[~too_long]
-        columns = [
-            rows.column(field.name) if field.name in COLUMNS else pa.nulls(rows.num_rows, field.type)
-            for field in self.schema.arrow
-        ]
-        return Slab(slab.partition, pa.Table.from_arrays(columns, schema=self.schema.arrow), offsets, dead)
+        return _checked(slab, self.endpoint, self.schema)
+
+
+class PassingSocketSource(PassingSource):
+    def __init__(self, endpoint: Socket, schema: Schema, folder: Path) -> None:
+        super().__init__(TOPIC, COLUMNS, folder)
+        self.endpoint = endpoint
+        self.schema = schema
+
+    def _receiving(self, log: EmbeddedLog) -> Receiver:
+        return Receiver(self.endpoint, log.producer(acks=1))
+
+    def _checked(self, slab: Slab) -> Slab:
+        return _checked(slab, self.endpoint, self.schema)
+
+
+def _checked(slab: Slab, endpoint: Socket, schema: Schema) -> Slab:
+    """With the requested columns, and without lines that were too long."""
+    rows, offsets, dead = slab.rows, slab.offsets, slab.dead
+    too_long = rows.column("value").is_null().to_numpy()
+    if too_long.any():
+        at = offsets[too_long]
+        failures = [Failure(index, TOO_LONG) for index in range(len(at))]
+        dead = letters([None] * len(at), at, failures, Origin(str(endpoint), 0))
+        rows, offsets = rows.filter(pa.array(~too_long)), offsets[~too_long]
+    columns = [
+        rows.column(field.name) if field.name in COLUMNS else pa.nulls(rows.num_rows, field.type)
+        for field in schema.arrow
+    ]
+    return Slab(slab.partition, pa.Table.from_arrays(columns, schema=schema.arrow), offsets, dead)
 
 
 class Receiver:

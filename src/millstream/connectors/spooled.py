@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Protocol
 
@@ -28,10 +28,10 @@ class Receiving(Protocol):
 
 
 class SpooledSource(Source):
-    def __init__(self, topic: str, columns: Schema, folder: Path) -> None:
+    def __init__(self, topic: str, columns: Schema, folder: Path, keep: str | timedelta = RETENTION) -> None:
         self._log = EmbeddedLog(folder / "spool")
         with suppress(AlreadyExists):
-            self._log.create_topic(topic, schema=columns, retention=RETENTION)
+            self._log.create_topic(topic, schema=columns, retention=keep)
         self._spool = TopicSource(topic, columns, broker=str(folder / "spool"))
         self._receiver: Receiving | None = None
 

@@ -56,18 +56,24 @@ class Batch:
         return frame
 
     def records(self) -> list[Record]:
-        headers = self.columns.column("headers")
-        pairs: list[tuple[Any, ...]] = [()] * len(self)
-        if headers.null_count < len(self):  # pairs, not a dict: a name may occur more than once
-            pairs = [tuple(each or ()) for each in headers.to_pylist()]
         parts = (self.columns.column(name) for name in ("timestamp", "key", "value"))
-        columns = [column_to_values(part, values_or_raw, values_or_raw) for part in parts]
-        rows = (self.offsets.tolist(), *columns, pairs)
+        times, keys, values = (column_to_values(part, values_or_raw, values_or_raw) for part in parts)
+        return self._records(times, keys, values, pairs_of(self.columns.column("headers")))
+
+    def _records(self, times: list[Any], keys: list[Any], values: list[Any], headers: list[Any]) -> list[Record]:
+        rows = (self.offsets.tolist(), times, keys, values, headers)
         return list(map(Record, repeat(self.topic), repeat(self.partition), *rows))
 
     def split(self, count: int) -> tuple[Batch, Batch]:
         first = Batch(self.topic, self.partition, self.offsets[:count], self.columns.slice(0, count))
         return first, Batch(self.topic, self.partition, self.offsets[count:], self.columns.slice(count))
+
+
+def pairs_of(headers: pa.Array) -> list[Any]:
+    """The headers of each record; pairs, not a dict, because a name may occur more than once."""
+    if headers.null_count == len(headers):
+        return [()] * len(headers)
+    return [tuple(each or ()) for each in headers.to_pylist()]
 
 
 @dataclass(frozen=True, slots=True)

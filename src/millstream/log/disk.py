@@ -11,18 +11,17 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import DamagedLog, DiskFull, NoAccess, NotALog, StorageError
-from millstream.private_files import NotAPlainFile, create_alike, open_alike, read_bounded
+from millstream.private_files import NO_ROOM, NotAPlainFile, create_alike, open_alike, read_bounded
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 NO_RIGHTS = {errno.EACCES, errno.EPERM}
 NO_FILES = {errno.EMFILE, errno.ENFILE}
 DOCUMENT_BYTES_MAX = 64 << 20
@@ -155,30 +154,50 @@ class FileLock:
         with storage_errors(self.path):
             self.fd = open_alike(self.path, os.O_RDWR | os.O_CREAT)
         self._thread = threading.RLock()
-        self._depth = 0
+        self._holds: tuple[Generator[None], Any] | None = None  # the innermost, and those around it
+        self._owner: int | None = None
 
     def __enter__(self) -> FileLock:
-        self._thread.acquire()
-        depth = self._depth
+        hold = self._hold()
         try:
-            if depth == 0:
-                fcntl.flock(self.fd, fcntl.LOCK_EX)
-            self._depth = depth + 1
-        except BaseException:  # an interrupt can also come after the lock was acquired
-            self._depth = depth
-            if depth == 0:
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
-            self._thread.release()
+            next(hold)
+            self._holds = (hold, self._holds)
+        except BaseException:  # a signal handler can raise before the lock is acquired, and after it
+            hold.close()
             raise
         return self
 
     def __exit__(self, *raised: object) -> None:
-        try:
-            self._depth -= 1
-            if self._depth == 0:
-                fcntl.flock(self.fd, fcntl.LOCK_UN)
-        finally:  # an interrupt can come after any call
-            self._thread.release()
+        assert self._holds is not None
+        hold, self._holds = self._holds
+        hold.close()
+
+    def _hold(self) -> Generator[None]:
+        """Suspended while the lock is held: closing it releases what was acquired, also after half of it.
+
+        A signal handler can raise after a call returned. `with` has no such moment between acquiring and its block.
+        """
+        with self._thread:
+            is_outermost = self._holds is None
+            try:
+                if is_outermost:
+                    fcntl.flock(self.fd, fcntl.LOCK_EX)
+                    self._owner = threading.get_ident()
+                yield
+            finally:
+                if is_outermost:
+                    self._owner = None
+                    fcntl.flock(self.fd, fcntl.LOCK_UN)
+
+    @property
+    def _here(self) -> tuple[Generator[None], Any] | None:
+        """The holds of this thread."""
+        return self._holds if self._owner == threading.get_ident() else None
+
+    @property
+    def backstop(self) -> _Backstop:
+        """`with lock.backstop, lock:` also releases the lock if a signal handler raises just as `__exit__` begins."""
+        return _Backstop(self)
 
     @contextmanager
     def attempt(self) -> Iterator[bool]:
@@ -187,21 +206,20 @@ class FileLock:
             yield False
             return
         try:
-            if self._depth:
+            if self._holds is not None:
                 yield False
                 return
             try:
                 fcntl.flock(self.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                self._depth = 1
-                free = True
             except BlockingIOError:
-                free = False
+                yield False
+                return
             try:
-                yield free
+                self._holds, self._owner = (_nothing(), None), threading.get_ident()
+                yield True
             finally:
-                if free:
-                    self._depth = 0
-                    fcntl.flock(self.fd, fcntl.LOCK_UN)
+                self._holds = self._owner = None
+                fcntl.flock(self.fd, fcntl.LOCK_UN)
         finally:
             self._thread.release()
 
@@ -213,6 +231,19 @@ class FileLock:
     def __del__(self) -> None:
         if hasattr(self, "fd"):
             os.close(self.fd)
+
+
+class _Backstop:
+    def __init__(self, lock: FileLock) -> None:
+        self._lock = lock
+        self._before = lock._here
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *raised: object) -> None:
+        while self._lock._here is not self._before:
+            self._lock.__exit__()
 
 
 class SharedLock:
@@ -229,12 +260,19 @@ class SharedLock:
 
 
 _locks: weakref.WeakSet[FileLock] = weakref.WeakSet()
+_of_parent: list[Any] = []
+"""What threads of the parent held when this process was forked: kept, because closing it would release their locks."""
+
+
+def _nothing() -> Generator[None]:
+    yield
 
 
 def _separate_from_parent() -> None:
     """A forked process shares its parent's open files, and with them its locks."""
     for lock in list(_locks):
         shared = lock.fd
+        _of_parent.append(lock._holds)
         with suppress(StorageError):  # what it guarded was deleted: there is nothing to lock
             lock._open()
             os.close(shared)

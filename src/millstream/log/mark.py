@@ -25,6 +25,8 @@ from millstream.private_files import create_alike, open_private
 
 SLOT_BYTES = 4096
 FIXED = struct.Struct("<8sIIQ16sqqqqqqqI")
+SEQUENCE = struct.Struct("<Q")
+SEQUENCE_AT = 16  # in a slot
 OPEN = struct.Struct("<qiqqq")
 MAGIC = b"MSMARK01"
 START = struct.Struct("<q")  # after the open transactions
@@ -103,9 +105,10 @@ class MarkFile:
 
     def read(self) -> Mark:
         for _ in range(100):  # both slots can only look torn if a writer is active between the two reads
-            found = [mark for mark in map(self._slot, (0, 1)) if mark is not None]
-            if found:
-                return max(found, key=lambda mark: mark.sequence)
+            for number in self._newest_first():
+                mark = self._slot(number)
+                if mark is not None:
+                    return mark
         raise DamagedLog(
             "the mark of what was acknowledged cannot be read",
             where=str(self.path),
@@ -132,6 +135,13 @@ class MarkFile:
     def __del__(self) -> None:
         if hasattr(self, "_fd"):
             os.close(self._fd)
+
+    def _newest_first(self) -> tuple[int, int]:
+        """The slots in the order of their sequence numbers, whether they are intact or not."""
+        if self._map is None:
+            return 0, 1
+        first, second = (SEQUENCE.unpack_from(self._map, at + SEQUENCE_AT) for at in (0, SLOT_BYTES))
+        return (0, 1) if first >= second else (1, 0)
 
     def _slot(self, number: int) -> Mark | None:
         if self._map is None:

@@ -253,7 +253,7 @@ class Partition:
     @contextmanager
     def _writing(self) -> Iterator[Mark]:
         """Holds the lock, and rolls back what a failed block wrote."""
-        with storage_errors(self.folder), self.lock:
+        with storage_errors(self.folder), self.lock.backstop, self.lock:
             self.check_alive()
             mark = self._recovered(self.marks.read())
             if mark.start is None:
@@ -374,7 +374,7 @@ class Partition:
         """After a crash of the machine, the partition is recovered before anybody reads or writes."""
         if self.marks.read().boot == BOOT:
             return
-        with storage_errors(self.folder), self.lock:
+        with storage_errors(self.folder), self.lock.backstop, self.lock:
             self.check_alive()
             mark = self.marks.read()
             if mark.boot != BOOT:
@@ -385,13 +385,12 @@ class Partition:
 
     def _recovered(self, mark: Mark) -> Mark:
         active = SegmentName(mark.end.segment, None, self.folder).path
-        if not active.exists():
+        size = size_bytes(active)
+        if size == 0 and not active.exists():
             raise DamagedLog("the segment with the newest records is missing", where=str(active), next_step=REPAIR)
-        if active.stat().st_size == mark.end.position:
-            begun = (
-                mark.end.offset != mark.end.segment and SegmentName(mark.end.offset, None, self.folder).path.exists()
-            )
-            if not begun:
+        if size == mark.end.position:
+            following = SegmentName(mark.end.offset, None, self.folder).path
+            if mark.end.offset == mark.end.segment or not following.exists():
                 return mark
         self._close_active()
         return self._recovered_from(mark, mark.end)

@@ -10,8 +10,9 @@ import pyarrow as pa
 
 from millstream.errors import InvalidSchema
 from millstream.records.ddl import format_fields, format_type, parse_fields, refuse_clashing_names
+from millstream.records.spark_struct import SparkStruct, fields_text
 
-SchemaLike: TypeAlias = "Schema | str | pa.Schema"
+SchemaLike: TypeAlias = "Schema | str | pa.Schema | SparkStruct"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +27,17 @@ class Schema:
 
     @classmethod
     def of(cls, schema: SchemaLike) -> Schema:
-        """A schema from its DDL text, from a pyarrow schema, or itself."""
+        """A schema from its DDL text, from a schema of pyarrow, from a StructType of PySpark, or itself."""
         if isinstance(schema, Schema):
             return schema
         if isinstance(schema, pa.Schema):
             return cls.from_arrow(schema)
         if isinstance(schema, str):
             return cls(pa.schema(parse_fields(schema)))
+        if isinstance(schema, SparkStruct) and "fields" in (struct := schema.jsonValue()):
+            return cls(pa.schema(parse_fields(fields_text(struct))))
         raise InvalidSchema(
-            f"a schema must be text, a Schema or a pyarrow.Schema, not {type(schema).__name__}",
+            f"a schema must be text, a Schema, a pyarrow.Schema or a StructType, not {type(schema).__name__}",
             next_step='write for example "user string, score int, at timestamp"',
         )
 

@@ -91,11 +91,15 @@ def rows_of(names: tuple[str, ...], members: Sequence[list[Any]]) -> list[dict[s
     return [dict(zip(names, row, strict=True)) for row in zip(*members, strict=True)]
 
 
+def is_plain_name(name: str) -> bool:
+    """Whether a struct of msgspec can have a field of this name."""
+    return name.isidentifier() and not iskeyword(name) and name[0] != "_"
+
+
 @lru_cache(maxsize=64)
 def _row_type(names: tuple[str, ...]) -> Callable[..., msgspec.Struct] | None:
     """None for names that msgspec does not take."""
-    is_plain = all(name.isidentifier() and not iskeyword(name) and name[0] != "_" for name in names)
-    if not names or not is_plain or len(set(names)) < len(names):
+    if not names or not all(map(is_plain_name, names)) or len(set(names)) < len(names):
         return None
     try:
         return msgspec.defstruct("Row", names, gc=False)

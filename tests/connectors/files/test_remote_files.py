@@ -278,6 +278,20 @@ def test_unknown_schemes_are_refused():
         ms.files("ftp://host/in")
 
 
+@pytest.mark.parametrize(
+    ("address", "option", "hint"),
+    [
+        ("s3://bucket/in", "AWS_ACCES_KEY_ID", "did you mean 'AWS_ACCESS_KEY_ID'?"),
+        ("hdfs://host/in", "user", "options that exist: WEBHDFS_URL, HADOOP_USER_NAME"),
+        ("gs://bucket/in", "token", "set what it needs in the environment"),
+    ],
+)
+def test_options_that_would_be_ignored_are_refused(address, option, hint):
+    with pytest.raises(InvalidInput, match=f"there is no option '{option}'") as refused:
+        ms.files(address, options={option: "x"})
+    assert hint in str(refused.value.next_step)
+
+
 def test_hdfs_without_its_library_is_explained(open_, monkeypatch):
     monkeypatch.setenv("ARROW_LIBHDFS_DIR", "/nowhere")
     try:

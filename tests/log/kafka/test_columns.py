@@ -5,6 +5,7 @@ Method: the same partitions are read in both ways and compared field by field.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import logging
 import os
@@ -22,12 +23,20 @@ from connectors.kafka.support import Transactions, cut_before, made, send
 from kafka_cluster import KafkaCluster
 from millstream.connectors.kafka.reader import FETCHING
 from millstream.log.groups import TopicPartition
-from millstream.log.kafka import columns, handle, librdkafka, received
+from millstream.log.kafka import columns, handle, librdkafka, loops, received
 from millstream.log.kafka.column_client import ColumnConsumer, ObjectConsumer, column_consumer
 from millstream.log.kafka.received import ALL, Event, Received, Wanted
 
 Consumer = ColumnConsumer | ObjectConsumer
 WAIT_S = 30.0
+
+
+@pytest.fixture(params=["in C", "through ctypes"])
+def either_loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "through ctypes":
+        monkeypatch.setattr(loops, "compiled_loops", None)
+    elif loops.compiled_loops is None:
+        pytest.skip("the loops in C were not built here")
 
 
 def settings(kafka: KafkaCluster, **more: Any) -> dict[str, Any]:
@@ -79,7 +88,7 @@ def assert_both_alike(kafka: KafkaCluster, starts: dict[TopicPartition, int], **
     return fast
 
 
-def test_records_of_every_kind(kafka: KafkaCluster) -> None:
+def test_records_of_every_kind(kafka: KafkaCluster, either_loop: None) -> None:
     topics = [made(kafka.bootstrap, 3) for _ in range(2)]
     producer = Producer({"bootstrap.servers": kafka.bootstrap, "compression.type": "lz4", "linger.ms": 20})
     values = [b"", None, b"v", b"\x00\xff", b"x" * 70_000, "é".encode(), b"y" * 3]
@@ -108,7 +117,7 @@ def test_parts_that_are_not_wanted_are_left_out(kafka: KafkaCluster) -> None:
         assert_both_alike(kafka, {TopicPartition(topic, 0): 0}, wanted=wanted)
 
 
-def test_odd_headers_and_times(kafka: KafkaCluster) -> None:
+def test_odd_headers_and_times(kafka: KafkaCluster, either_loop: None) -> None:
     topic = made(
         kafka.bootstrap, message_timestamp_before_max_ms=str(2**63 - 1), message_timestamp_after_max_ms=str(2**63 - 1)
     )
@@ -142,7 +151,7 @@ def test_offsets_that_are_gone(kafka: KafkaCluster) -> None:
 
 
 @pytest.fixture
-def destroyed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+def destroyed(either_loop: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
     """How many messages were given back; each only once."""
     library = librdkafka.library()
     assert library is not None
@@ -153,7 +162,8 @@ def destroyed(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
         given.append(message)
         real(message)
 
-    monkeypatch.setattr(library, "message_destroy", destroy)
+    as_c_function = ctypes.PYFUNCTYPE(None, ctypes.c_void_p)(destroy)
+    monkeypatch.setattr(library, "message_destroy", as_c_function)
     return lambda: len(given)
 
 

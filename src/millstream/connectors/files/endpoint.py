@@ -23,7 +23,7 @@ from millstream.plan.partition_folders import check_partitions, partition_names
 from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.records.sizes import size_bytes
-from millstream.remote_folders import RemoteFolder, check_address, local_path, scheme_of
+from millstream.remote_folders import RemoteFolder, check_address, check_options, local_path, scheme_of
 from millstream.secrets import Secret, hidden_options, shown_address
 from millstream.user_lines import users_line, what_exists
 
@@ -149,6 +149,7 @@ def files(
     folder, folders = arguments.path(path, "files('data/in')"), partition_names(partition_by)
     check_address(folder)
     hidden = hidden_options(options)
+    check_options(folder, hidden)
     return Files(local_path(folder), format, files_per_batch, folders, record_bytes, max_expansion, hidden)
 
 

@@ -42,7 +42,7 @@ class OneTopic(Connector):
         return self.topic
 
     @property
-    def broker_topic(self) -> str:
+    def broker_topic(self) -> str | None:
         return self.topic
 
 

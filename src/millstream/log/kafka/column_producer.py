@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from millstream import terminal
 from millstream.log.groups import TopicPartition
-from millstream.log.kafka.columns import Words, words_of
+from millstream.log.kafka.columns import words_of
 from millstream.log.kafka.handle import library_for, log_line, open_handle, raise_code, raise_error, reported
 from millstream.log.kafka.librdkafka import (
     ERR,
@@ -35,6 +35,7 @@ from millstream.log.kafka.librdkafka import (
     Library,
     offset_list,
 )
+from millstream.log.kafka.loops import Words
 
 if TYPE_CHECKING:
     from confluent_kafka import TopicPartition as ClientPartition

@@ -9,10 +9,8 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import islice, pairwise, repeat
-from operator import length_hint
+from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,49 +31,43 @@ from millstream.log.kafka.librdkafka import (
     CMessage,
     Library,
 )
+from millstream.log.kafka.loops import CalledDestroying, CompiledDestroying, Words, destroying, header_codes, times_of
 from millstream.log.kafka.messages import Headers
 from millstream.log.kafka.received import Event, Received, Wanted, pieces
 
-Words = npt.NDArray[np.uint64]
 MESSAGE_BYTES = ctypes.sizeof(CMessage)
 
 
 class Owned:
     """Messages of librdkafka, by their addresses in an array that was zeros before librdkafka filled it.
 
-    It exists before the messages do, so that an exception from a signal handler loses none. How many are destroyed is
-    the position of an iterator that only C code moves: no handler can run between a message's end and its count.
+    It exists before the messages do, so that an exception from a signal handler loses none.
     """
 
     def __init__(self, library: Library, messages: Words) -> None:
         self._library = library
         self._messages = messages
         self._process = os.getpid()
-        self._left: Iterator[int] | None = None
-        self._count = 0
+        self._left: CompiledDestroying | CalledDestroying | None = None
 
     @property
-    def addresses(self) -> list[int]:
-        found: list[int] = self._messages[self._messages != 0].tolist()
+    def addresses(self) -> Words:
+        found: Words = self._messages[self._messages != 0]
         return found
 
-    def _rest(self) -> Iterator[int]:
+    def _rest(self) -> CompiledDestroying | CalledDestroying:
         if self._left is None:
-            addresses = self.addresses
-            self._count, self._left = len(addresses), iter(addresses)
+            self._left = destroying(self._library, self.addresses)
         return self._left
 
     @property
     def is_gone(self) -> bool:
-        return not length_hint(self._rest())
+        return self._rest().is_done
 
     def destroy(self, until: int | None = None) -> None:
         """All of them, or those before a position, however often; in a forked child none, they are its parent's."""
         if self._process == os.getpid():
-            rest = self._rest()
-            destroyed = self._count - length_hint(rest)
-            some = rest if until is None else islice(rest, max(0, until - destroyed))
-            deque(map(self._library.message_destroy, some), maxlen=0)
+            self._rest().until(int(np.count_nonzero(self._messages)) if until is None else until)
 
     def __del__(self) -> None:
         if not sys.is_finalizing():
@@ -87,13 +79,13 @@ def columns_received(library: Library, owned: Owned, wanted: Wanted) -> Iterator
     if owned.is_gone:
         return
     addresses = owned.addresses
-    fields = _Fields(np.array(addresses, np.uint64))
+    fields = _Fields(addresses)
     for begin, end in fields.runs():
         if owned.is_gone:
             return
         place = fields.place(library, begin)
         if error := int(fields.errors[begin]):
-            event = Event(place, int(fields.offsets[begin]), _kafka_error(library, error, addresses[begin]))
+            event = Event(place, int(fields.offsets[begin]), _kafka_error(library, error, int(addresses[begin])))
             owned.destroy(end)
             yield event
             continue
@@ -143,7 +135,7 @@ class _Fields:
         return TopicPartition(library.topic_name(topic).decode() if topic else "", int(self.partitions[at]))
 
     def received(
-        self, library: Library, place: TopicPartition, part: slice, messages: Sequence[int], wanted: Wanted
+        self, library: Library, place: TopicPartition, part: slice, messages: Words, wanted: Wanted
     ) -> Received:
         headers, bad = _headers(library, messages) if wanted.headers else (None, [])
         return Received(
@@ -151,7 +143,7 @@ class _Fields:
             self.offsets[part],
             copied(self.payloads[part], self.lengths[part]),
             copied(self.keys[part], self.key_lengths[part]) if wanted.keys else None,
-            _times(library, messages) if wanted.times else None,
+            times_of(library, messages) if wanted.times else None,
             headers,
             bad,
         )
@@ -193,19 +185,13 @@ def _bytes(address: int, length: int) -> bytes | None:
     return ctypes.string_at(address, length) if address else None
 
 
-def _times(library: Library, messages: Sequence[int]) -> npt.NDArray[np.int64]:
-    return np.fromiter(map(library.message_timestamp, messages, repeat(None)), np.int64, len(messages))
-
-
-def _headers(library: Library, messages: Sequence[int]) -> tuple[list[Headers | None], list[int]]:
+def _headers(library: Library, messages: Words) -> tuple[list[Headers | None], list[int]]:
     """The headers of each message, and the positions of those with a name that cannot be decoded."""
     found: list[Headers | None] = [None] * len(messages)
     bad = []
     held = ctypes.c_void_p()
-    get, to_held = library.message_headers, ctypes.addressof(held)  # a number is passed faster than a reference
-    codes = np.fromiter(map(get, messages, repeat(to_held)), np.int32, len(messages))
-    for place in np.flatnonzero(codes == 0).tolist():
-        get(messages[place], to_held)
+    for place in np.flatnonzero(header_codes(library, messages) == 0).tolist():
+        library.message_headers(int(messages[place]), ctypes.addressof(held))
         try:
             found[place] = _pairs(library, held)
         except UnicodeDecodeError:

@@ -10,12 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import InvalidRecord
-from millstream.log.batches import Batch
+from millstream.log.batches import Batch, Record, pairs_of
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.messages import BAD_HEADER, Headers, nearest_us
 from millstream.log.kafka.received import Received
 from millstream.log.layout import HEADERS, TIMESTAMP, no_values, stored_schema
 from millstream.records import Codec, Schema, codec
+from millstream.records.codecs.plain_json import PlainRows, plain_rows
+from millstream.records.values import values_or_raw
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,9 @@ def to_batch(received: Received, schema: Schema | None) -> tuple[Batch | None, U
 
 
 def _to_batch(received: Received, schema: Schema | None) -> tuple[Batch | None, Unreadable | None]:
+    plain = None if schema is None else plain_rows(schema, received.values)
+    if schema is not None and plain is not None:
+        return ParsedBatch(received, schema, plain), None
     values = received.values
     if schema is not None:
         decoded = _json(schema.ddl).decode(values)
@@ -64,16 +69,73 @@ def _to_batch(received: Received, schema: Schema | None) -> tuple[Batch | None, 
             sources[decoded.indices] = np.arange(len(decoded.indices))
             is_null = np.isin(np.arange(len(received)), decoded.tombstones)
             values = values.take(pa.array(sources, mask=is_null))
+    return Batch(*received.place, received.offsets, _with_values(received, schema, values)), None
+
+
+def _with_values(received: Received, schema: Schema | None, values: pa.Array) -> pa.RecordBatch:
+    columns = [received.keys, values, _times(received), _header_column(_headers(received))]
+    return pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
+
+
+def _times(received: Received) -> pa.Array:
     assert received.times_ms is not None
+    return pa.array(nearest_us(received.times_ms)).cast(TIMESTAMP)
+
+
+def _headers(received: Received) -> Sequence[Headers | None]:
     assert received.headers is not None
-    columns = [
-        received.keys,
-        values,
-        pa.array(nearest_us(received.times_ms)).cast(TIMESTAMP),
-        _header_column(received.headers),
-    ]
-    records = pa.RecordBatch.from_arrays(columns, schema=stored_schema(schema))
-    return Batch(received.place.topic, received.place.partition, received.offsets, records), None
+    return received.headers
+
+
+class ParsedBatch(Batch):
+    """Values that are parsed, but not columns yet: who polls for records never needs these."""
+
+    __slots__ = ("_made", "_received", "_rows", "_schema")
+    _made: pa.RecordBatch | None
+    _received: Received | None
+    _rows: PlainRows | None
+    """What it was made of, until there are columns."""
+    _schema: Schema
+
+    def __init__(self, received: Received, schema: Schema, rows: PlainRows) -> None:
+        set_field = object.__setattr__  # batches are frozen
+        set_field(self, "topic", received.place.topic)
+        set_field(self, "partition", received.place.partition)
+        set_field(self, "offsets", received.offsets)
+        set_field(self, "_received", received)
+        set_field(self, "_schema", schema)
+        set_field(self, "_rows", rows)
+        set_field(self, "_made", None)
+
+    @property
+    def columns(self) -> pa.RecordBatch:
+        if self._received is not None and self._rows is not None:
+            struct = stored_schema(self._schema).field("value").type
+            values = pa.StructArray.from_arrays(self._rows.columns(), fields=list(struct))
+            object.__setattr__(self, "_made", _with_values(self._received, self._schema, values))
+            object.__setattr__(self, "_received", None)
+            object.__setattr__(self, "_rows", None)
+        assert self._made is not None
+        return self._made
+
+    def records(self) -> list[Record]:
+        received, rows = self._received, self._rows
+        if received is None or rows is None:
+            return super().records()
+        assert received.keys is not None
+        headers = pairs_of(_header_column(_headers(received)))
+        return self._records(values_or_raw(_times(received)), received.keys.to_pylist(), rows.dicts(), headers)
+
+    def __reduce__(self) -> tuple[type[Batch], tuple[object, ...]]:
+        return Batch, (self.topic, self.partition, self.offsets, self.columns)
+
+    def split(self, count: int) -> tuple[Batch, Batch]:
+        received, rows = self._received, self._rows
+        if received is None or rows is None:
+            return super().split(count)
+        bounds = ((0, count), (count, len(self)))
+        first, second = (ParsedBatch(received.part(*part), self._schema, rows.part(*part)) for part in bounds)
+        return first, second
 
 
 def _header_column(headers: Sequence[Headers | None]) -> pa.Array:

@@ -121,7 +121,7 @@ def _decoder(schema: pa.Schema, others: Sequence[str]) -> msgspec.json.Decoder[A
     fields: list[tuple[str, Any] | tuple[str, Any, Any]] = []
     names = {}
     for place, column in enumerate(schema):
-        kind = _type(column)
+        kind = column_type(column)
         fields.append((f"c{place}", kind | None, None) if column.nullable else (f"c{place}", kind))
         names[f"c{place}"] = column.name
     for place, name in enumerate(others):
@@ -131,7 +131,8 @@ def _decoder(schema: pa.Schema, others: Sequence[str]) -> msgspec.json.Decoder[A
     return msgspec.json.Decoder(made)
 
 
-def _type(column: pa.Field) -> Any:
+def column_type(column: pa.Field) -> Any:
+    """What msgspec accepts for a column."""
     kind = pa.types
     dtype = column.type
     if time_unit(column) is not None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 import time
 from pathlib import Path
 from unittest import SkipTest
 
-PROGRAM = shutil.which("mosquitto", path="/usr/sbin:/usr/local/sbin:/usr/bin:/usr/local/bin:/opt/homebrew/sbin")
+from debian_servers import MISSING, program
+
+PROGRAM = program("mosquitto")
 START_SECONDS, LOOK_SECONDS = 120.0, 0.02
 SAVES = "autosave_interval 1\nautosave_on_changes true"
 CONFIGURATION = """
@@ -32,7 +33,7 @@ class Mosquitto:
     ) -> None:
         """`tls` has a certificate and its key. Without `saves`, sessions are only stored when it is stopped."""
         if PROGRAM is None:
-            raise SkipTest("mosquitto is not installed")
+            raise SkipTest(MISSING.format("mosquitto"))
         self.folder = folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]

@@ -33,6 +33,21 @@ def serving(application: Application, connection: Any = BridgeConnection) -> Ite
             thread.join()
 
 
+@contextmanager
+def in_thread(bridge: Any) -> Iterator[None]:
+    """Runs a bridge in a thread, from when it is ready."""
+    ready = threading.Event()
+    bridge.on_ready = ready.set
+    thread = threading.Thread(target=bridge.run)
+    thread.start()
+    try:
+        until(ready.is_set, "the bridge receives")
+        yield
+    finally:
+        bridge.stop()
+        thread.join()
+
+
 def request(
     port: int, method: str, path: str, body: bytes | str | None = None, *, timeout: float = 120, **headers: str
 ) -> Answered:

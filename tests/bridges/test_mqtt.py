@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from millstream.log import EmbeddedLog
 from mosquitto_server import Mosquitto
 from waiting import until
 
-from .support import records
+from .support import in_thread, records
 
 pytestmark = pytest.mark.more
 
@@ -44,16 +43,8 @@ def bridging(log: EmbeddedLog, mosquitto: Mosquitto, **settings: Any) -> Iterato
     broker = MqttBroker(mosquitto.address, given.pop("version", 5))
     with Landing(log, "mqtt", ["readings"]) as landing:
         made = MqttBridge(MqttSource(broker, **given), landing, "readings")
-        ready = threading.Event()
-        made.on_ready = ready.set
-        thread = threading.Thread(target=made.run)
-        thread.start()
-        until(ready.is_set, "the bridge has subscribed")
-        try:
+        with in_thread(made):
             yield made
-        finally:
-            made.stop()
-            thread.join()
 
 
 def publish(mosquitto: Mosquitto, *payloads: str, qos: int = 1, topic: str = "devices/1", **more: Any) -> None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+import os
 import socket
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +17,17 @@ import orjson
 import pytest
 
 import millstream as ms
+from aws_server import KEYS, REGION, AwsServer
+from folders import in_memory
+from millstream.bridges.amqp import AmqpBridge, AmqpSource
+from millstream.bridges.amqp_client import AmqpBroker
+from millstream.bridges.aws_client import AwsAccount
 from millstream.bridges.connection import BridgeConnection
 from millstream.bridges.http_listener import Rules, listener
 from millstream.bridges.landing import Landing
 from millstream.bridges.mqtt import MqttBridge, MqttSource
 from millstream.bridges.mqtt_client import MqttBroker
+from millstream.bridges.sqs import SqsBridge, SqsSource
 from millstream.connectors import Connector
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import listening, server
@@ -31,13 +40,16 @@ from millstream.testing.connectors import (
     SinkUnderTest,
 )
 from mosquitto_server import Mosquitto
+from rabbitmq_server import RabbitMq
 from waiting import until
 
+from . import amqp_clients, aws
 from .mqtt_clients import Subscriber
 from .receiver import Receiver, receiving
 from .support import request
 
 pytestmark = pytest.mark.more
+PAUSE_SECONDS = 3.0
 
 
 # ---------------------------------------------------------------- webhooks, where the bridge is the server
@@ -65,7 +77,7 @@ class HttpBridge(BridgeUnderTest):
     def _is_answered(self, message: Message, port: int) -> bool:
         try:
             answer = request(port, "POST", "/messages", message.body, timeout=1, Idempotency_Key=message.id)
-        except OSError:
+        except (OSError, HTTPException):  # killed before, or in the middle of, its answer
             return False
         assert answer.status in (200, 413, 429, 503), answer
         return answer.status in (200, 413)
@@ -142,6 +154,103 @@ class TestMqtt(BridgeSuite):
             yield made
 
 
+# ---------------------------------------------------------------- AMQP, where a queue keeps the messages
+
+
+@pytest.fixture(scope="module")
+def rabbit() -> Iterator[RabbitMq]:
+    with in_memory() as folder, closing(RabbitMq(folder)) as made:
+        yield made
+
+
+def run_amqp(landing: Landing, ready: Any, port: int, queue: str) -> None:
+    broker = AmqpBroker(f"amqp://127.0.0.1:{port}", heartbeat_seconds=1)
+    made = AmqpBridge(AmqpSource(broker, queue, id_property="message-id"), landing, "messages")
+    made.on_ready = ready
+    made.run()
+
+
+class AmqpUnderTest(BridgeUnderTest):
+    def __init__(self, broker: RabbitMq, queue: str) -> None:
+        self._broker = broker
+        self._queue = queue
+        self.server_port = broker.port
+
+    def runner(self, port: int) -> Any:
+        return functools.partial(run_amqp, port=port, queue=self._queue)
+
+    def send(self, messages: Sequence[Message], port: int) -> None:
+        bodies, ids = [each.body for each in messages], [each.id for each in messages]
+        amqp_clients.publish(self._broker, self._queue, bodies, ids=ids)
+
+    def restart_server(self) -> None:
+        self._broker.kill()
+        self._broker.start()
+
+
+class TestAmqp(BridgeSuite):
+    @pytest.fixture
+    def bridge(self, rabbit: RabbitMq, tmp_path: Path) -> AmqpUnderTest:
+        return AmqpUnderTest(rabbit, str(tmp_path))
+
+
+# ---------------------------------------------------------------- SQS, whose server keeps everything in memory
+
+
+@pytest.fixture(scope="module")
+def local() -> Iterator[AwsServer]:
+    with aws.local_aws() as made:
+        yield made
+
+
+def run_sqs(landing: Landing, ready: Any, port: int, queue: str) -> None:
+    os.environ |= KEYS
+    account = AwsAccount(REGION, f"http://127.0.0.1:{port}", timeout_seconds=2)
+    source = SqsSource(account, queue, visibility_seconds=1, id_attribute="id")
+    made = SqsBridge(source, landing, "messages")
+    made.on_ready = ready
+    made.run()
+
+
+def pause(server: AwsServer) -> None:
+    """It would lose what it has if it ended: instead it does not answer for longer than clients wait."""
+    server.pause()
+    time.sleep(PAUSE_SECONDS)
+    server.resume()
+
+
+class SqsUnderTest(BridgeUnderTest):
+    def __init__(self, server: AwsServer, queue: str) -> None:
+        self._server = server
+        self._queue = queue
+        self._url = aws.queue_url(server, queue, MaximumMessageSize="1048576")
+        self.server_port = server.port
+
+    def runner(self, port: int) -> Any:
+        return functools.partial(run_sqs, port=port, queue=self._queue)
+
+    def send(self, messages: Sequence[Message], port: int) -> None:
+        with closing(aws.client(self._server, "sqs")) as sqs:
+            for message in messages:
+                attributes = {"id": {"DataType": "String", "StringValue": message.id}}
+                try:
+                    sqs.send_message(
+                        QueueUrl=self._url, MessageBody=message.body.decode(), MessageAttributes=attributes
+                    )
+                except sqs.exceptions.ClientError as error:
+                    if "must be shorter" not in str(error):  # the message that is too large
+                        raise
+
+    def restart_server(self) -> None:
+        pause(self._server)
+
+
+class TestSqs(BridgeSuite):
+    @pytest.fixture
+    def bridge(self, local: AwsServer, tmp_path: Path) -> SqsUnderTest:
+        return SqsUnderTest(local, tmp_path.name.replace(".", "-"))
+
+
 # ---------------------------------------------------------------- sinks
 
 
@@ -198,6 +307,62 @@ class TestMqttSink(SinkSuite):
             yield made
 
 
+class AmqpSinkUnderTest(SinkUnderTest):
+    def __init__(self, broker: RabbitMq, queue: str) -> None:
+        self._broker = broker
+        self._queue = queue
+        self.server_port = broker.port
+        self._got: list[Delivered] = []
+        with amqp_clients.channel_of(broker) as channel:
+            channel.queue_declare(queue, durable=True)
+
+    def connector(self, port: int) -> Connector:
+        return ms.amqp(f"amqp://127.0.0.1:{port}", self._queue)
+
+    def delivered(self) -> list[Delivered]:
+        for properties, body in amqp_clients.taken(self._broker, self._queue):
+            self._got.append(Delivered(properties.message_id, orjson.loads(body)["n"]))
+        return self._got
+
+    def restart_server(self) -> None:
+        self._broker.kill()
+        self._broker.start()
+
+
+class TestAmqpSink(SinkSuite):
+    @pytest.fixture
+    def sink(self, rabbit: RabbitMq, tmp_path: Path) -> AmqpSinkUnderTest:
+        return AmqpSinkUnderTest(rabbit, str(tmp_path))
+
+
+class SqsSinkUnderTest(SinkUnderTest):
+    def __init__(self, server: AwsServer, queue: str) -> None:
+        self._server = server
+        self._queue = queue
+        self._url = aws.queue_url(server, queue)
+        self.server_port = server.port
+        self._got: list[Delivered] = []
+
+    def connector(self, port: int) -> Connector:
+        return ms.sqs(self._queue, region=REGION, endpoint=f"http://127.0.0.1:{port}")
+
+    def delivered(self) -> list[Delivered]:
+        for each in aws.received(self._server, self._url):
+            id = each["MessageAttributes"]["millstream-id"]["StringValue"]
+            self._got.append(Delivered(id, orjson.loads(each["Body"])["n"]))
+        return self._got
+
+    def restart_server(self) -> None:
+        pause(self._server)
+
+
+@pytest.mark.soak  # its processes sometimes end before they are killed when the machine is busy
+class TestSqsSink(SinkSuite):
+    @pytest.fixture
+    def sink(self, local: AwsServer, tmp_path: Path) -> SqsSinkUnderTest:
+        return SqsSinkUnderTest(local, tmp_path.name.replace(".", "-"))
+
+
 # ---------------------------------------------------------------- many kills
 
 
@@ -213,6 +378,21 @@ class TestMqttKilledOften(TestMqtt):
 
 @pytest.mark.soak
 class TestWebhookKilledOften(TestWebhook):
+    kills = 100
+
+
+@pytest.mark.soak
+class TestAmqpKilledOften(TestAmqp):
+    kills = 100
+
+
+@pytest.mark.soak
+class TestAmqpSinkKilledOften(TestAmqpSink):
+    kills = 100
+
+
+@pytest.mark.soak
+class TestSqsKilledOften(TestSqs):
     kills = 100
 
 

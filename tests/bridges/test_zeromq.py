@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -24,7 +23,7 @@ from millstream.log import EmbeddedLog
 from millstream.records import Schema, rows_to_batch
 from waiting import until
 
-from .support import records, values
+from .support import in_thread, records, values
 
 TRADES = Schema.of("symbol string, price int")
 
@@ -44,16 +43,8 @@ def address(tmp_path: Path) -> str:
 def bridging(log: EmbeddedLog, source: ZmqSource) -> Iterator[ZmqBridge]:
     with Landing(log, "zeromq", ["trades"]) as landing:
         made = ZmqBridge(source, landing, "trades")
-        ready = threading.Event()
-        made.on_ready = ready.set
-        thread = threading.Thread(target=made.run)
-        thread.start()
-        ready.wait(60)
-        try:
+        with in_thread(made):
             yield made
-        finally:
-            made.stop()
-            thread.join()
 
 
 @contextmanager

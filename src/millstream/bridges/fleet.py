@@ -18,7 +18,8 @@ from typing import Any
 from millstream.errors import InvalidInput
 
 POSITIONAL = ("topic", "topics", "patterns")
-KINDS = ("http", "gateway", "flight", "mqtt", "files", "tcp", "unix", "pipe", "syslog", "udp", "zeromq")
+QUEUES = ("mqtt", "amqp", "sqs", "kinesis", "zeromq")
+KINDS = ("http", "gateway", "flight", *QUEUES, "files", "tcp", "unix", "pipe", "syslog", "udp")
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
 STEADY_SECONDS = 60.0
 END_SECONDS = 20.0

@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from millstream import terminal
+from millstream.bridges.callbacks import Callbacks
 from millstream.bridges.json_records import as_json, read_records, written
 from millstream.bridges.positions import position_of, position_text
 from millstream.bridges.sessions import Sessions
@@ -66,6 +67,12 @@ DESCRIPTION = {
     "POST /v1/groups/GROUP/consumers/ID/commit": "the records that were returned count as processed",
     "DELETE /v1/groups/GROUP/consumers/ID": "closes it",
 }
+CALLBACK_DESCRIPTION = {
+    "POST /v1/callbacks": "registers {topic, url, secret, headers, start}: records are posted to the URL",
+    "GET /v1/callbacks": "the callbacks, with their positions; never their secrets",
+    "GET /v1/callbacks/ID": "one of them",
+    "DELETE /v1/callbacks/ID": "removes it",
+}
 logger = terminal.logger("uvicorn.error")
 Handler = Callable[["Asked"], Any]
 
@@ -98,11 +105,20 @@ class Asked:
 class Gateway:
     """What the routes do; each method runs in a thread."""
 
-    def __init__(self, log: Broker, producer: Producer, topics: Sequence[str], *, read_only: bool) -> None:
+    def __init__(
+        self,
+        log: Broker,
+        producer: Producer,
+        topics: Sequence[str],
+        *,
+        read_only: bool,
+        callbacks: Callbacks | None = None,
+    ) -> None:
         self._log = log
         self._producer = producer
         self._topics = frozenset(topics)
         self._read_only = read_only
+        self._callbacks = callbacks
         self.sessions = Sessions(log)
 
     def topic_of(self, name: str) -> str:
@@ -112,7 +128,7 @@ class Gateway:
         return name
 
     def root(self, asked: Asked) -> Any:
-        return DESCRIPTION
+        return DESCRIPTION if self._callbacks is None else DESCRIPTION | CALLBACK_DESCRIPTION
 
     def topics(self, asked: Asked) -> Any:
         return sorted(self._topics or self._log.topics())
@@ -176,6 +192,27 @@ class Gateway:
         self.sessions.close(asked.part("group"), asked.part("id"))
         return {"closed": asked.part("id")}
 
+    @property
+    def callbacks(self) -> Callbacks:
+        if self._callbacks is None:
+            raise NotFound("there are no callbacks here", next_step="start the gateway with --callbacks FILE")
+        return self._callbacks
+
+    def register_callback(self, asked: Asked) -> Any:
+        callbacks, given = self.callbacks, msgspec.json.decode(asked.body, type=NewCallback)
+        topic = self.topic_of(given.topic)
+        return callbacks.register(topic, given.url, secret=given.secret, headers=given.headers, start=given.start)
+
+    def list_callbacks(self, asked: Asked) -> Any:
+        return self.callbacks.all()
+
+    def callback(self, asked: Asked) -> Any:
+        return self.callbacks.one(asked.part("id"))
+
+    def remove_callback(self, asked: Asked) -> Any:
+        self.callbacks.remove(asked.part("id"))
+        return {"removed": asked.part("id")}
+
     def begin_events(self, name: str, position: str) -> tuple[str, dict[int, int]]:
         topic = self.topic_of(name)
         return topic, position_of(self._log, topic, position)
@@ -215,6 +252,16 @@ class NewConsumer(msgspec.Struct, forbid_unknown_fields=True):
     start: str = "earliest"
 
 
+class NewCallback(msgspec.Struct, forbid_unknown_fields=True):
+    """The body of a request for a callback."""
+
+    topic: str
+    url: str
+    secret: str | None = None
+    headers: dict[str, str] | None = None
+    start: str = "latest"
+
+
 def _event(record: Record, position: dict[int, int]) -> bytes:
     position[record.partition] = record.offset + 1
     return b"id: %b\ndata: %b\n\n" % (position_text(position).encode(), written(as_json(record)))
@@ -225,12 +272,17 @@ def _event(record: Record, position: dict[int, int]) -> bytes:
 
 @contextmanager
 def gateway(
-    log: Broker, access: Access, topics: Sequence[str] = (), *, read_only: bool = False
+    log: Broker,
+    access: Access,
+    topics: Sequence[str] = (),
+    *,
+    read_only: bool = False,
+    callbacks: Callbacks | None = None,
 ) -> Iterator[Application]:
-    """The ASGI application, until it is no longer served."""
+    """The ASGI application, until it is no longer served. With `callbacks`, they are registered here."""
     threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="millstream-gateway")
     producer = log.producer(acks="all")
-    made = Gateway(log, producer, topics, read_only=read_only)
+    made = Gateway(log, producer, topics, read_only=read_only, callbacks=callbacks)
     try:
         yield _app(made, access, threads)
     finally:
@@ -301,6 +353,7 @@ def _app(gateway: Gateway, access: Access, threads: ThreadPoolExecutor) -> Appli
         raise NotFound("there is no such route", next_step="GET / lists them")
 
     topic, consumer = f"/{VERSION}/topics/{{topic}}", f"/{VERSION}/groups/{{group}}/consumers"
+    callback = f"/{VERSION}/callbacks"
     routes: list[BaseRoute] = [
         Route("/", answering(gateway.root)),
         Route(f"/{VERSION}/topics", answering(gateway.topics)),
@@ -313,6 +366,10 @@ def _app(gateway: Gateway, access: Access, threads: ThreadPoolExecutor) -> Appli
         Route(f"{consumer}/{{id}}/records", answering(gateway.consume)),
         Route(f"{consumer}/{{id}}/commit", answering(gateway.commit), methods=["POST"]),
         Route(f"{consumer}/{{id}}", answering(gateway.close_consumer), methods=["DELETE"]),
+        Route(callback, answering(gateway.register_callback), methods=["POST"]),
+        Route(callback, answering(gateway.list_callbacks)),
+        Route(f"{callback}/{{id}}", answering(gateway.remove_callback), methods=["DELETE"]),
+        Route(f"{callback}/{{id}}", answering(gateway.callback)),
     ]
     made = Starlette(routes=routes)
     for code in (404, 405):

@@ -6,26 +6,28 @@ that was stored, but whose acknowledgement was lost, is delivered again: with an
 
 from __future__ import annotations
 
-import queue
+import random
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import NamedTuple, cast
 
 from millstream import terminal
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.landing import Landing
-from millstream.bridges.mqtt_client import MqttBroker, is_final
+from millstream.bridges.mqtt_client import MqttBroker
+from millstream.bridges.mqtt_connection import ConnectionLost, MqttConnection, Rejected, Session
+from millstream.bridges.mqtt_wire import Published
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
 
-if TYPE_CHECKING:
-    from paho.mqtt.client import Client, MQTTMessage
-
-WAITING_MAX = 2000
-TOGETHER_MAX = 1000
-RECONNECT_SECONDS, RECONNECT_SECONDS_MAX = 1, 60
+WAITING_MAX = 8000
+WAITING_BYTES_MAX = 64 << 20
+TOGETHER_MAX = 4000
+RECONNECT_SECONDS, RECONNECT_SECONDS_MAX = 1.0, 60.0
 SESSION_SECONDS = 7 * 86_400
 TAKE_SECONDS = 0.2
+TOPICS_MAX = 10_000
 logger = terminal.logger(__name__)
 
 
@@ -51,37 +53,44 @@ class MqttSource:
             raise InvalidInput(f"there is no QoS {self.qos}", next_step="0, 1 or 2")
 
 
+class _Received(NamedTuple):
+    """Messages that came together, and where they are acknowledged."""
+
+    connection: MqttConnection
+    messages: list[Published]
+    size_bytes: int
+
+
 class MqttBridge:
-    """Receives in the client's thread, and stores in the caller's."""
+    """Receives in a thread of its own, and stores in the caller's."""
 
     def __init__(self, source: MqttSource, landing: Landing, topic: str) -> None:
         self._source = source
         self._landing = landing
         self._topic = topic
-        # While it is full, the client does not read: the broker keeps the messages.
-        self._waiting: queue.Queue[MQTTMessage] = queue.Queue(WAITING_MAX)
+        self._changed = threading.Condition()
+        self._waiting: deque[_Received] = deque()
+        self._waiting_count = self._waiting_bytes = 0
         self._stopped = threading.Event()
         self._refusal: MillstreamError | None = None
+        self._connection: MqttConnection | None = None
+        self._unreleased: set[bytes] = set()
+        self._topics: dict[bytes, tuple[tuple[str, bytes], str]] = {}
         self.on_ready: Callable[[], None] = lambda: None
         """Called whenever the broker has accepted the subscriptions."""
         landing.on_failure = self.stop
-        self._client = self._made()
 
     def run(self) -> None:
         """Until it is stopped. A broker that is away is waited for."""
-        broker = self._source.broker
-        options: dict[str, Any] = {}
-        if broker.version == 5:
-            options = {"clean_start": False, "properties": _session()}
-        self._client.connect_async(broker.host, broker.port, broker.keep_alive_seconds, **options)
-        self._client.loop_start()
+        receiving = threading.Thread(target=self._connect, name="millstream-mqtt", daemon=True)
+        receiving.start()
         try:
             while not self._stopped.is_set():
-                self._store(self._taken())
+                if (received := self._take()) is not None:
+                    self._store(received.connection, received.messages)
         finally:
-            self._stopped.set()
-            self._client.disconnect()
-            self._client.loop_stop()
+            self.stop()
+            receiving.join()
         if self._refusal is not None:
             raise self._refusal
         if self._landing.failure is not None:
@@ -89,101 +98,108 @@ class MqttBridge:
 
     def stop(self) -> None:
         self._stopped.set()
+        if (connection := self._connection) is not None:
+            connection.stop()
 
     # ------------------------------------------------------------ the caller's thread
 
-    def _taken(self) -> list[MQTTMessage]:
-        taken: list[MQTTMessage] = []
-        try:
-            taken.append(self._waiting.get(timeout=TAKE_SECONDS))
-            while len(taken) < TOGETHER_MAX:
-                taken.append(self._waiting.get_nowait())
-        except queue.Empty:
-            pass
-        return taken
+    def _take(self) -> _Received | None:
+        """What has come since the last time, up to a limit, so that it shares one commit."""
+        with self._changed:
+            if not self._waiting and not self._changed.wait(TAKE_SECONDS):
+                return None
+            if not self._waiting:
+                return None
+            first = self._waiting.popleft()
+            messages, size_bytes = first.messages, first.size_bytes
+            while self._waiting and len(messages) + len(self._waiting[0].messages) <= TOGETHER_MAX:
+                following = self._waiting.popleft()
+                messages += following.messages
+                size_bytes += following.size_bytes
+            self._waiting_count -= len(messages)
+            self._waiting_bytes -= size_bytes
+        first.connection.wake()  # it may have stopped reading
+        return _Received(first.connection, messages, size_bytes)
 
-    def _store(self, messages: Sequence[MQTTMessage]) -> None:
-        if not messages:
-            return
-        outcomes = self._landing.land([self._arrival(message) for message in messages])
-        for message, outcome in zip(messages, outcomes, strict=True):
-            if isinstance(outcome, MillstreamError):
-                self._refusal = outcome
+    def _store(self, connection: MqttConnection, messages: Sequence[Published]) -> None:
+        known = connection.unreleased
+        new = [message for message in messages if message.mid not in known] if known else messages
+        outcomes = self._landing.land([self._arrival(message) for message in new])
+        failed = next((n for n, outcome in enumerate(outcomes) if isinstance(outcome, MillstreamError)), None)
+        if failed is not None:
+            # Neither one that failed nor those after it are acknowledged: they are delivered again.
+            self._refusal = cast("MillstreamError", outcomes[failed])
+            messages = new = new[:failed]
+        known.update(message.mid for message in new if message.is_released and message.mid is not None)
+        connection.acknowledge(messages)
+        if failed is not None:
+            self.stop()
+
+    def _arrival(self, message: Published) -> Arrival:
+        if (found := self._topics.get(message.topic)) is None:
+            if len(self._topics) >= TOPICS_MAX:
+                self._topics.clear()
+            found = ("mqtt-topic", message.topic), f"mqtt {message.topic.decode(errors='replace')}"
+            self._topics[message.topic] = found
+        header, origin = found
+        headers: tuple[tuple[str, bytes], ...] = (header,)
+        if message.is_retained:
+            headers = (header, ("mqtt-retain", b"1"))
+        id = None
+        if message.properties:
+            properties = dict(message.properties)
+            headers += tuple([(name, value.encode()) for name, value in properties.items()])
+            id = properties.get(self._source.id_property) if self._source.id_property else None
+        made = Arrival(self._topic, message.payload, message.topic, id, headers, origin)
+        return made if len(message.payload) <= self._source.bytes_max else made.cut_to(self._source.bytes_max)
+
+    # ------------------------------------------------------------ the thread that receives
+
+    def _connect(self) -> None:
+        pause = RECONNECT_SECONDS
+        while not self._stopped.is_set():
+            connection = self._connection = self._made()
+            if self._stopped.is_set():  # after the connection could have been stopped
+                connection.stop()
+            try:
+                connection.run()
+            except Rejected as rejected:
+                step = "check the user, the password and what it may read"
+                self._refusal = SourceUnavailable(str(rejected), where=str(self._source.broker), next_step=step)
                 self.stop()
-                return  # neither this one nor those after it are acknowledged: they are delivered again
-            self._client.ack(message.mid, message.qos)
+            except ConnectionLost as lost:
+                self._drop()
+                logger.warning("no connection to the MQTT broker: %s; connecting again", lost)
+            pause = RECONNECT_SECONDS if connection.was_accepted else min(2 * pause, RECONNECT_SECONDS_MAX)
+            self._stopped.wait(random.uniform(pause / 2, pause))
 
-    def _arrival(self, message: MQTTMessage) -> Arrival:
-        key = message.topic.encode()
-        headers = [("mqtt-topic", key)]
-        if message.retain:
-            headers.append(("mqtt-retain", b"1"))
-        properties = dict(getattr(message.properties, "UserProperty", None) or ())
-        headers += [(str(name), str(value).encode()) for name, value in properties.items()]
-        id = properties.get(self._source.id_property) if self._source.id_property else None
-        value, fault = bytes(message.payload), None
-        if len(value) > self._source.bytes_max:
-            fault = f"the message is longer than {self._source.bytes_max:,} bytes, and was cut"
-            value = value[: self._source.bytes_max]
-        return Arrival(self._topic, value, key, id, tuple(headers), f"mqtt {message.topic}", fault)
-
-    # ------------------------------------------------------------ the client's thread
-
-    def _made(self) -> Client:
+    def _made(self) -> MqttConnection:
         source = self._source
-        options = {} if source.broker.version == 5 else {"clean_session": False}
-        made = source.broker.client(source.client_id, manual_ack=True, **options)
-        made.reconnect_delay_set(RECONNECT_SECONDS, RECONNECT_SECONDS_MAX)
-        made.on_connect, made.on_message, made.on_subscribe = self._connected, self._received, self._subscribed
-        made.on_disconnect = self._disconnected
+        session = Session(source.client_id, source.filters, source.qos, SESSION_SECONDS, WAITING_MAX)
+        made = MqttConnection(source.broker, session, self._received)
+        made.may_read = self._has_room
+        made.on_subscribed = self.on_ready
+        made.on_accepted = lambda has_session: self._accepted(made, has_session)
         return made
 
-    def _connected(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
-        if reason.is_failure:
-            text = str(reason)
-            if is_final(reason):
-                self._refuse(f"the broker rejects the client: {text}")
-            else:
-                logger.warning("the MQTT broker rejects the connection: %s; trying again", text)
-            return
-        client.subscribe([(each, self._source.qos) for each in self._source.filters])
+    def _accepted(self, connection: MqttConnection, has_session: bool) -> None:
+        if not has_session:
+            self._unreleased = set()
+        connection.unreleased = self._unreleased
 
-    def _subscribed(self, client: Any, data: Any, mid: int, reasons: Any, properties: Any) -> None:
-        refused = [each for each, reason in zip(self._source.filters, reasons, strict=False) if reason.is_failure]
-        if refused:
-            self._refuse(f"the broker rejects the subscription to {', '.join(refused)}")
-        else:
-            self.on_ready()
+    def _has_room(self) -> bool:
+        return self._waiting_count < WAITING_MAX and self._waiting_bytes < WAITING_BYTES_MAX
 
-    def _refuse(self, what: str) -> None:
-        step = "check the user, the password and what it may read"
-        self._refusal = SourceUnavailable(what, where=str(self._source.broker), next_step=step)
-        self.stop()
+    def _received(self, connection: MqttConnection, messages: list[Published]) -> None:
+        size_bytes = sum([len(message.payload) for message in messages])
+        with self._changed:
+            self._waiting.append(_Received(connection, messages, size_bytes))
+            self._waiting_count += len(messages)
+            self._waiting_bytes += size_bytes
+            self._changed.notify()
 
-    def _disconnected(self, client: Any, data: Any, flags: Any, reason: Any, properties: Any) -> None:
+    def _drop(self) -> None:
         """What was not acknowledged is delivered again, on the next connection."""
-        while True:
-            try:
-                self._waiting.get_nowait()
-            except queue.Empty:
-                break
-        if not self._stopped.is_set():
-            logger.warning("the connection to the MQTT broker ended: %s; connecting again", reason)
-
-    def _received(self, client: Any, data: Any, message: MQTTMessage) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._waiting.put(message, timeout=TAKE_SECONDS)
-                return
-            except queue.Full:
-                continue
-
-
-def _session() -> Any:
-    from paho.mqtt.packettypes import PacketTypes
-    from paho.mqtt.properties import Properties
-
-    made: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-    made.SessionExpiryInterval = SESSION_SECONDS
-    made.ReceiveMaximum = WAITING_MAX
-    return made
+        with self._changed:
+            self._waiting.clear()
+            self._waiting_count = self._waiting_bytes = 0

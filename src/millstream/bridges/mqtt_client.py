@@ -68,18 +68,27 @@ class MqttBroker:
     def __str__(self) -> str:
         return shown_address(self.address)
 
+    @property
+    def user(self) -> str | None:
+        return urlsplit(self.address).username
+
+    def tls(self) -> ssl.SSLContext | None:
+        """What mqtts:// needs."""
+        if urlsplit(self.address).scheme != "mqtts":
+            return None
+        context = ssl.create_default_context(cafile=self.ca_file)
+        if self.certificate is not None:
+            context.load_cert_chain(*self.certificate)
+        return context
+
     def client(self, client_id: str, **options: Any) -> Client:
         """A client that is not connected yet. The options are those of paho."""
         paho = installed()
         version = paho.MQTTv5 if self.version == 5 else paho.MQTTv311
         made: Client = paho.Client(paho.CallbackAPIVersion.VERSION2, client_id, protocol=version, **options)
-        parts = urlsplit(self.address)
-        if parts.username is not None:
-            made.username_pw_set(parts.username, None if self.password is None else self.password.reveal())
-        if parts.scheme == "mqtts":
-            context = ssl.create_default_context(cafile=self.ca_file)
-            if self.certificate is not None:
-                context.load_cert_chain(*self.certificate)
+        if self.user is not None:
+            made.username_pw_set(self.user, None if self.password is None else self.password.reveal())
+        if (context := self.tls()) is not None:
             made.tls_set_context(context)
         if self.will is not None:
             made.will_set(self.will.topic, self.will.payload, self.will.qos, self.will.retain)

@@ -11,23 +11,21 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pyarrow as pa
 
+from millstream.bridges.answered_sink import AnsweredSink, Answers, Outgoing, check_payload
 from millstream.bridges.arrivals import ID_HEADER
-from millstream.bridges.identified import Identified, identified, run_of
+from millstream.bridges.identified import Identified, identified
 from millstream.bridges.mqtt_client import MqttBroker, Will, installed, is_final
-from millstream.bridges.topic_pattern import TopicPattern, check_column
+from millstream.bridges.topic_pattern import TopicPattern
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Writing
-from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit
 from millstream.connectors.sink import Sink
-from millstream.connectors.weights import with_weights
-from millstream.errors import InvalidPlan, MillstreamError, SinkFailed, SinkUnavailable
+from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
 from millstream.records import Schema
 from millstream.secrets import Secret
-from millstream.user_lines import users_line
 
 if TYPE_CHECKING:
     from paho.mqtt.client import Client
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 EXAMPLE = "mqtt('mqtt://127.0.0.1', 'devices/{device}/command')"
 CONNECT_SECONDS = 10.0
 ANSWER_SECONDS = 30.0
-TOGETHER_MAX = 1000
 PASSING_REASONS = frozenset({131, 136, 137, 147, 151})
 """Of MQTT 5: the same message may be accepted later."""
 
@@ -55,15 +52,7 @@ class Mqtt(Connector):
 
     def check_written(self, schema: Schema) -> None:
         self.topic.check(schema, str(self))
-        if self.payload is not None:
-            check_column(schema, self.payload, str(self))
-            kind = schema.field(self.payload).type
-            if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
-                raise InvalidPlan(
-                    f"the payload '{self.payload}' is neither text nor bytes",
-                    where=users_line(),
-                    next_step="select it as text: cast(column as string)",
-                )
+        check_payload(schema, self.payload, str(self))
 
     def open_sink(self, writing: Writing) -> Sink:
         installed()
@@ -108,89 +97,35 @@ def mqtt(
     return Mqtt(broker, pattern, payload, qos, retain)
 
 
-class _Outgoing(NamedTuple):
-    row: int
-    id: str
-    topic: str
-    payload: bytes
-
-
-class MqttSink(Sink):
+class MqttSink(AnsweredSink):
     def __init__(self, endpoint: Mqtt, writing: Writing) -> None:
+        super().__init__(str(endpoint), writing, endpoint.topic, endpoint.payload)
         self._endpoint = endpoint
-        self._ledger = writing.ledger
-        self._run = run_of(writing)
-        self._where = f"step '{writing.step}', {endpoint}"
         self._connection: Connection | None = None
-        self._done: tuple[int, dict[str, str | None]] = (-1, {})
-        """The ids of the last batch that were answered, with the reason if they were rejected."""
-
-    def write(self, batch: int, rows: pa.Table, weights: pa.Array | None, refuse: Refuse = stop) -> None:
-        if self._ledger.has(batch):
-            return
-        refused = unfit(rows, AS_TEXT)
-        outgoing = self._outgoing(batch, rows, weights, refused)
-        if self._done[0] != batch:
-            self._done = (batch, {})
-        answered = self._done[1]
-        for start in range(0, len(outgoing), TOGETHER_MAX):
-            self._publish(
-                [each for each in outgoing[start : start + TOGETHER_MAX] if each.id not in answered], answered
-            )
-        refused |= {each.row: reason for each in outgoing if (reason := answered[each.id]) is not None}
-        refuse(refusals_of(refused))
-        self._ledger.record(batch)
-        self._done = (batch, {})
 
     def close(self) -> None:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
 
-    # ------------------------------------------------------------ messages
-
     def _outgoing(
         self, batch: int, rows: pa.Table, weights: pa.Array | None, refused: dict[int, str]
-    ) -> list[_Outgoing]:
-        """Adds to `refused` the rows without a usable topic."""
-        topics = self._endpoint.topic.of(rows, refused)
-        sent = rows if self._endpoint.retain else with_weights(rows, weights)
-        messages = identified(self._run, batch, sent, set(refused))
-        usable = [row for row in range(rows.num_rows) if row not in refused]
+    ) -> list[Outgoing]:
+        """With `retain`, one message for each topic."""
         if not self._endpoint.retain or weights is None:
-            self._check_weights(weights)
-            chosen = [(row, True) for row in usable]
-        else:
-            chosen = _newest(usable, weights.to_pylist(), topics, messages)
-        return [self._message(row, topics[row], messages[row], rows, is_kept=is_kept) for row, is_kept in chosen]
+            return super()._outgoing(batch, rows, weights, refused)
+        topics = self._topic.of(rows, refused)
+        messages = identified(self._run, batch, rows, set(refused))
+        usable = [row for row in range(rows.num_rows) if row not in refused]
+        chosen = _newest(usable, weights.to_pylist(), topics, messages)
+        made = [(self._message(row, topics[row], messages[row], rows), is_kept) for row, is_kept in chosen]
+        return [each if is_kept else each._replace(payload=b"") for each, is_kept in made]  # empty: clears the topic
 
-    def _message(self, row: int, topic: str, message: Identified, rows: pa.Table, *, is_kept: bool) -> _Outgoing:
-        assert message.id is not None
-        if not is_kept:
-            return _Outgoing(row, message.id, topic, b"")  # clears what the broker keeps
-        if self._endpoint.payload is None:
-            return _Outgoing(row, message.id, topic, message.body)
-        value = rows.column(self._endpoint.payload)[row].as_py()
-        return _Outgoing(row, message.id, topic, value.encode() if isinstance(value, str) else value or b"")
-
-    def _check_weights(self, weights: pa.Array | None) -> None:
-        if self._endpoint.payload is not None and weights is not None and any(each < 0 for each in weights.to_pylist()):
-            raise SinkFailed(
-                f"a row is retracted, and its column '{self._endpoint.payload}' alone cannot express that",
-                where=self._where,
-                next_step="leave out payload=, or keep the newest message of a topic with retain=True",
-            )
-
-    # ------------------------------------------------------------ the broker
-
-    def _publish(self, messages: Sequence[_Outgoing], answered: dict[str, str | None]) -> None:
-        """Adds the answers as they come: after a failure, what is missing is published again."""
-        if not messages:
-            return
+    def _send(self, messages: Sequence[Outgoing], answers: Answers) -> None:
         try:
             if self._connection is None:
                 self._connection = Connection(self._endpoint.broker, _client_id(self._run))
-            self._connection.publish(messages, answered, self._endpoint.qos, retain=self._endpoint.retain)
+            self._connection.publish(messages, answers, self._endpoint.qos, retain=self._endpoint.retain)
         except MillstreamError:
             self.close()
             raise
@@ -228,9 +163,7 @@ class Connection:
                 raise SinkFailed(what, where=str(self._broker), next_step="check the user and the password")
             raise self._unavailable(what)
 
-    def publish(
-        self, messages: Sequence[_Outgoing], answered: dict[str, str | None], qos: int, *, retain: bool
-    ) -> None:
+    def publish(self, messages: Sequence[Outgoing], answered: Answers, qos: int, *, retain: bool) -> None:
         ids: dict[int, str] = {}
         for message in messages:
             sent = self._client.publish(message.topic, message.payload, qos, retain, self._properties(message.id))

@@ -24,6 +24,7 @@ class TopicPattern:
     """Characters that may not be in a value: those that separate the levels of a topic, and wildcards."""
     separators: str = ""
     """Which of these the pattern itself may have."""
+    bytes_max: int = TOPIC_BYTES_MAX
 
     def __post_init__(self) -> None:
         try:
@@ -56,8 +57,8 @@ class TopicPattern:
             if unusable:
                 refused.setdefault(row, f"column '{unusable[0]}' cannot be part of a topic")
             made.append(self.text.format(**levels))
-            if len(made[-1].encode(errors="replace")) > TOPIC_BYTES_MAX:
-                refused.setdefault(row, f"its topic is longer than {TOPIC_BYTES_MAX:,} bytes")
+            if len(made[-1].encode(errors="replace")) > self.bytes_max:
+                refused.setdefault(row, f"its topic is longer than {self.bytes_max:,} bytes")
         return made
 
 

@@ -154,10 +154,7 @@ class ZmqBridge:
                 return None
             headers = (("sequence", str(int.from_bytes(number)).encode()),)
             made = Arrival(self._topic, body, topic or None, id.decode("latin-1") or None, headers, origin)
-        if len(made.value) > self._source.bytes_max:
-            made.fault = f"the message is longer than {self._source.bytes_max:,} bytes, and was cut"
-            made.value = made.value[: self._source.bytes_max]
-        return made
+        return made.cut_to(self._source.bytes_max)
 
     def _numbers_of(self, sender: bytes, topic: bytes) -> Numbers:
         found = self._numbers.setdefault((sender, topic), Numbers())

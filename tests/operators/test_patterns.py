@@ -105,3 +105,18 @@ def test_rows_to_look_back_at_are_kept() -> None:
         on="local",
     )
     assert out == [[], [], [], [{"n": 5}]]
+
+
+@pytest.mark.parametrize("matches", ["preferred", "every"])
+def test_a_changed_pattern_finds_the_rows_that_are_held(matches: Any) -> None:
+    """The first pattern waits for 'b' behind 'a'; the rows that it holds begin a match of the second."""
+    before = ms.pattern("a", "name = 'a'").followed_by("b", "name = 'b'").within("1 minute")
+    after = ms.pattern("a", "name = 'a'").followed_by("c", "name = 'c'").followed_by("d", "name = 'd'")
+    stream = ms.Flow("test").read("rows", SCHEMA, event_time="at")
+    first, second = (stream.key_by("key").match(each, matches=matches) for each in (before, after))
+    old, new = Local([first.node]), Local([second.node])
+    old.step({stream.node: Bundle([Row(row, micros(row["at"])) for row in rows("xac")], BEGINNING, micros(t(2)), 0, 0)})
+    new._states[second.node]._tables = old._states[first.node]._tables
+    came = [Row(row, micros(row["at"])) for row in rows("xd", 3)]
+    (found,) = new.step({stream.node: Bundle(came, micros(t(2)), END, 0, 0)})[second.node].rows
+    assert [found.values[name][0]["name"] for name in "acd"] == ["a", "c", "d"]

@@ -170,7 +170,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: in_windows(on=None), "a join needs at least one column in on=", "on='user'"),
     (lambda: streams(on=None), "on takes one column name or several, not None", "on={'own': 'other'}"),
     (
-        lambda: streams(on=[("id", "id")]),
+        lambda: streams(on=[("id",)]),
         "on takes one column name or several",
         "on={'own': 'other'} where the names differ",
     ),
@@ -346,3 +346,18 @@ def test_keys_are_what_a_join_in_windows_is_on() -> None:
     joined = both.a.key_by("id").window(ms.fixed("1 minute")).join(both.b)
     assert isinstance(joined.node, WindowJoin)
     assert joined.node.on == (("id", "id"),)
+
+
+def test_a_join_names_the_columns_of_both_sides_and_only_expressions_in_on() -> None:
+    """Names and kept state depend on it: a computed column in front of the join is a column like any other."""
+    both = Both()
+    assert "on name = user" in both.a.join(both.side, on={"name": "user"}).node.label
+    cast = both.a.with_column("id", "cast(id as bigint)").join(both.b, on="id", within=WITHIN)
+    assert "join on id within" in cast.node.label
+    computed = both.a.join(both.b, on={"lower(name)": "user"}, within=WITHIN)
+    assert "on lower(name) = user" in computed.node.inputs[0].label
+
+
+def test_an_expression_that_cannot_be_a_key_is_shown_as_it_was_written() -> None:
+    with pytest.raises(MillstreamError, match=r"'split\(name, ','\)' is array<string>, which cannot be a key"):
+        streams(on={"split(name, ',')": "user"})

@@ -27,6 +27,9 @@ ARRIVED = "__arrived"
 PANE, EMPTY, VALUE = "pane", "empty", "value"
 """The number of a pane, whether it has no new rows, and its computed value."""
 
+LONG = 1000
+"""Stretches of so many rows on average are changed one by one."""
+
 Described = TypeVar("Described", bound=Aggregate)
 
 
@@ -64,13 +67,17 @@ class Stretches:
         return total - before.gather(self.numbers)
 
     def _restarted_numbers(self, values: pl.Series) -> pl.Series:
-        """The first number of a stretch also subtracts the sum of the stretch before it."""
         numbers = values.to_numpy()
         if self._summed is not None and np.array_equal(numbers, self._summed[0]):
             return self._summed[1].alias(values.name)  # often there are as many values as rows
-        restarts = numbers[self._firsts]
-        restarts[1:] -= np.add.reduceat(numbers, self._firsts)[:-1]
-        summed = values.clone().scatter(self._firsts, restarts).cum_sum()
+        total = np.cumsum(numbers)
+        before = total[self._firsts] - numbers[self._firsts]
+        if len(self._firsts) * LONG < len(numbers):
+            for start, end, less in zip(self._firsts, [*self._firsts[1:], len(numbers)], before, strict=True):
+                total[start:end] -= less
+        else:
+            total -= np.repeat(before, np.diff(self._firsts, append=self._rows))
+        summed = pl.Series(values.name, total)
         self._summed = (numbers, summed)
         return summed
 

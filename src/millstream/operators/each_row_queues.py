@@ -234,9 +234,11 @@ class Drained:
         is_uniform = at_end.n_unique() == 1
         of_window += [] if is_uniform else [AT_END]
         depends = operator.merges or operator.by_rows or operator.node.pane_time is not PaneTime.END_OF_WINDOW
+        timing = None
         if not depends:
             base = base.with_columns(__comes=pl.lit(False)).with_columns(operator.timing())
-            of_window += ["__timing", "event_time"]
+            timing = base["__timing"][0] if is_uniform else None
+            of_window += ["event_time"] if is_uniform else ["__timing", "event_time"]
         if not operator.merges:
             base, of_window = base.with_columns(self._first_indexes()), [*of_window, *INDEXES]
         made = [
@@ -248,6 +250,7 @@ class Drained:
             *self._indexes(emission),
             self._finishes(emission, window).alias("__finished"),
             *([pl.lit(at_end[0]).alias(AT_END)] if is_uniform else []),
+            *([pl.lit(timing).alias("__timing")] if timing is not None else []),
             waiting=pl.lit(1, pl.Int64),
             __comes=pl.lit(False),
             __over=pl.lit(False),

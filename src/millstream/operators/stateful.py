@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -99,6 +99,17 @@ class Answering(Protocol):
 
     def current(self, rows: pl.DataFrame) -> pl.DataFrame:
         """The rows that some rows of that table stand for, without a time and a weight."""
+
+
+Past = Callable[[], Iterator[pl.DataFrame]]
+"""Reads all rows of a step's first input from the log again, up to those of the current batch, in pieces."""
+
+
+@runtime_checkable
+class LooksBack(Protocol):
+    """A step that may read rows of the past again. It does if it has a past, and otherwise holds them in its state."""
+
+    past: Past | None
 
 
 NO_OWN_KEYS: Mapping[str, list[str]] = MappingProxyType({})

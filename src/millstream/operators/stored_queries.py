@@ -4,6 +4,8 @@ A document waits until the watermark has passed it, because a query that is in f
 state has the documents that wait or are history, and every version of a query that is in force or will be. Queries are
 found through an index, which a process builds once for all key groups and updates with each change: a token in the
 state identifies what the index must hold, and only if the process does not have it are all queries read.
+
+A query that looks back finds the documents that are held as history, or, if the step has a past, those of the log.
 """
 
 from __future__ import annotations
@@ -24,11 +26,10 @@ from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.elementwise import computed, types_of
 from millstream.operators.event_order import late_rows
-from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, NOTE, NOTES, SENT, PlainStep, whole
+from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, NOTE, NOTES, SENT, Past, PlainStep, whole
 from millstream.plan.search import node as queries
 from millstream.plan.search.node import MatchQueries, change_of, condition, looks_back_to, where_of
 from millstream.plan.versions import Change, Version, revised
-from millstream.plan.windows import microseconds
 from millstream.search.conditions import Condition
 from millstream.search.fields import Document, Searched, documents, field_of
 from millstream.search.fragments import fragments
@@ -102,6 +103,14 @@ class Match:
     stored: Stored
 
 
+@dataclass(frozen=True, slots=True)
+class Looking:
+    """A query that takes effect, and the first moment before that whose documents it is to find."""
+
+    stored: Stored
+    first: int
+
+
 class MatchQueriesStep(PlainStep):
     own_keys: Mapping[str, list[str]] = MappingProxyType({TOKEN: []})
     keys = KEYS
@@ -109,13 +118,18 @@ class MatchQueriesStep(PlainStep):
     def __init__(self, node: MatchQueries) -> None:
         self.node = node
         self._text = [field_of(node.searched, name) for name in node.searched.text]
-        self._history = microseconds(node.history)
+        self.past: Past | None = None
         self._types: Any = types_of(node.schema)
         self._indexes: OrderedDict[str, LiveIndex] = OrderedDict()
         self.nothing = {
             name: self.fed(elementwise.frame_of([], given), 0, side)
             for side, (name, given) in enumerate(zip(INPUTS, node.inputs, strict=True))
         }
+
+    @property
+    def _history(self) -> int:
+        """How long documents are held for queries that look back."""
+        return self.node.history_us if self.past is None else 0
 
     def tables(self) -> Frames:
         documents, changes = self.nothing[INPUTS[0]], self.nothing[INPUTS[1]]
@@ -167,7 +181,7 @@ class MatchQueriesStep(PlainStep):
         index.forget(clock.watermark_before)
         new = inputs[INPUTS[0]]
         in_time = new.select(lateness.is_in_time(clock)).to_series()
-        late, new = new.filter(~in_time), new.filter(in_time)
+        late, new = new.filter(~in_time), new.filter(in_time | self._holds_late_rows(new))
         touched = pl.concat([held[DOCUMENTS].select(new.columns), new]) if len(held[DOCUMENTS]) else new
         is_decided = (touched[TIME] >= clock.watermark_before) & (touched[TIME] < clock.watermark)
         read = Read(touched.filter(is_decided), self)
@@ -177,14 +191,24 @@ class MatchQueriesStep(PlainStep):
             for stored in index.matches(document, time)
         ]
         sent, notes = [read.sent(matches)], read.notes
-        for looking, start in self._looking_back(change, clock):
-            before = self._before(looking, start, held, touched)
-            sent.append(before.sent(before.found(Stored(looking, condition(looking, self.node.searched)))))
+        looking = [
+            Looking(Stored(each, condition(each, self.node.searched)), start)
+            for each, start in self._looking_back(change, clock)
+        ]
+        for rows in self._before(held, touched) if looking else ():
+            first, end = min(each.first for each in looking), max(each.stored.version.start for each in looking)
+            before = Read(rows.filter((rows[TIME] >= first) & (rows[TIME] < end)), self)
+            sent.append(before.sent([match for each in looking for match in before.found(each)]))
             notes += before.notes
         changes = self._kept(touched, change, clock)
         found = pl.concat(sent).sort(TIME, OF_DOCUMENT, ORDER, queries.QUERY).drop(OF_DOCUMENT, ORDER)
         lost = late_rows(late).with_columns(late[WEIGHT].cast(pl.Int32))
         return changes, {SENT: found, LATE: lost, NOTES: pl.DataFrame({NOTE: notes}, schema={NOTE: pl.String})}
+
+    def _holds_late_rows(self, rows: pl.DataFrame) -> pl.Series:
+        """Rows that are late are in the log, too. They are held where it cannot be read again."""
+        holds = self.node.from_log and self.past is None
+        return rows.select(~lateness.is_untimed() & pl.lit(holds)).to_series()
 
     def _kept(self, touched: pl.DataFrame, change: Changed, clock: Clock) -> Frames:
         changes = {DOCUMENTS: touched.filter(touched[TIME] >= clock.watermark - self._history)}
@@ -231,17 +255,20 @@ class MatchQueriesStep(PlainStep):
         """The versions that take effect in this step and look for documents before them, and from when on."""
         known = {(each.content, each.start) for each in change.known}
         for version in change.versions:
-            start = looks_back_to(version, self._history)
+            start = looks_back_to(version, self.node.history_us)
             is_new = (version.content, version.start) not in known
             takes_effect = is_new or version.start > clock.watermark_before
             if start is not None and takes_effect and version.start <= clock.watermark:
                 yield version, start
 
-    def _before(self, version: Version, start: int, held: Frames, touched: pl.DataFrame) -> Read:
+    def _before(self, held: Frames, touched: pl.DataFrame) -> Iterator[pl.DataFrame]:
+        """All documents that can be found now, in pieces."""
+        if self.past is not None:
+            yield from self.past()
+            return
         held_before = held.get(whole(DOCUMENTS), held[DOCUMENTS]).select(touched.columns)
         others = held_before.join(touched.select(KEYS), on=KEYS, how="anti", nulls_equal=True)
-        rows = pl.concat([others, touched])
-        return Read(rows.filter((rows[TIME] >= start) & (rows[TIME] < version.start)), self)
+        yield pl.concat([others, touched])
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,10 +302,11 @@ class Read:
         self.documents = documents(self._rows.rows(named=True), step._text)
         self.notes: list[str] = []
 
-    def found(self, stored: Stored) -> list[Match]:
+    def found(self, looking: Looking) -> list[Match]:
         """The documents that a query matches when it takes effect."""
-        places = (place for place, each in enumerate(self.documents) if stored.condition.matches(each))
-        return [Match(stored.version.start, place, stored) for place in places]
+        stored, end = looking.stored, looking.stored.version.start
+        places = (place for place, time in enumerate(self.times) if looking.first <= time < end)
+        return [Match(end, place, stored) for place in places if stored.condition.matches(self.documents[place])]
 
     def sent(self, matches: Sequence[Match]) -> pl.DataFrame:
         matches = self._satisfied(matches)

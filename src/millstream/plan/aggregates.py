@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 from millstream.errors import InvalidAggregate
-from millstream.expressions.expression import as_text
+from millstream.expressions.column_texts import as_text
 from millstream.expressions.spark_types import DIGITS_MAX, family
 from millstream.records import Schema
 from millstream.user_lines import AtUsersLine, users_line

@@ -7,7 +7,7 @@ so that nothing is left of a request once it is answered.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -19,7 +19,7 @@ from millstream.expressions.spark_types import backquoted
 from millstream.plan.aggregates import collect
 from millstream.plan.aggregates import min as smallest
 from millstream.plan.checks import NAME, check_function, refusal, schema_of
-from millstream.plan.nodes import MapAsync, MapRows, Node, Project, Union, Where
+from millstream.plan.nodes import MapAsync, MapRows, Node, Project, StreamNode, Union, Where, Write
 from millstream.plan.table_nodes import Distinct, Grouped, LookupJoin, SideJoin, Take, Top
 from millstream.plan.walking import in_order
 from millstream.records import Schema, SchemaLike
@@ -115,7 +115,31 @@ def answered(requests: Stream, function: Callable[[Stream], Stream]) -> Stream:
         _of_requests(failed.map(_failed, results.schema), flow) for failed in _dead_letters(flow, found.node, requests)
     ]
     parts = requests.map(_asked, results.schema).union(results, *failures)
-    return parts.group_by(REQUEST).agg(rows=collect(FOUND), error=smallest(ERROR))
+    answers = parts.group_by(REQUEST).agg(rows=collect(FOUND), error=smallest(ERROR))
+    flow.answers[answers.node] = requests.node, found.node
+    return answers
+
+
+@dataclass(frozen=True, eq=False)
+class AnswerByRow(StreamNode):
+    """Answers each request from the rows that the steps before made of it alone; for real-time mode."""
+
+    @property
+    def label(self) -> str:
+        return "answer each request"
+
+
+def answered_by_row(flow: Flow, outputs: Iterable[Write]) -> tuple[Write, ...]:
+    """The outputs of a flow whose steps see one row at a time, so that answers need not be collected."""
+    return tuple(_by_row(flow, output) for output in outputs)
+
+
+def _by_row(flow: Flow, output: Write) -> Write:
+    collected = output.inputs[0]
+    if collected not in flow.answers:
+        return output
+    made = AnswerByRow(f"{output.name}.by-row", output.schema, flow.answers[collected], output.user_line)
+    return replace(output, inputs=(made,))
 
 
 def _asked(request: dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 from millstream.errors import InvalidAggregate, InvalidPlan, InvalidWindow
 from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
-from millstream.expressions.spark_types import family
+from millstream.expressions.spark_types import family, instead_of
 from millstream.plan import engine
 from millstream.plan import spark_frames as frames
 from millstream.plan.aggregates import Aggregate
@@ -24,6 +24,7 @@ from millstream.plan.table_nodes import Latest, LookupJoin
 from millstream.plan.walking import derived
 from millstream.plan.windows import ClosedBy, DeltaWindow, Everything, Window
 from millstream.records import Schema, SchemaLike, duration
+from millstream.records.variants import VARIANT
 from millstream.user_lines import AtUsersLine, users_line, what_exists
 
 if TYPE_CHECKING:
@@ -53,15 +54,20 @@ def check_keys(schema: Schema, columns: Sequence[str], what: str) -> None:
     """Requires columns that exist, each named once, of comparable types."""
     for column in columns:
         column_of(schema, column)
-        kind = schema.field(column).type
-        if family(kind) in NOT_KEYS:
-            hint = "use one of its fields: with_column('start', 'window.start')" if column == "window" else None
-            raise refusal(
-                f"'{column}' is {type_name(kind)}, which cannot be a key",
-                hint or "convert it to a string or a number, or use one of its fields, with with_column(…)",
-            )
+        check_key_type(column, schema.field(column).type)
     if len(set(columns)) < len(columns):
         raise refusal(f"duplicate column in {what}: {', '.join(columns)}", "name each once")
+
+
+def check_key_type(written: str, kind: pa.DataType) -> None:
+    if family(kind) in NOT_KEYS:
+        hint = "use one of its fields: with_column('start', 'window.start')" if written == "window" else None
+        if kind == VARIANT:
+            hint = instead_of("variant", written)
+        raise refusal(
+            f"'{written}' is {type_name(kind)}, which cannot be a key",
+            hint or "convert it to a string or a number, or use one of its fields, with with_column(…)",
+        )
 
 
 def source_of(given: Any) -> Endpoint:

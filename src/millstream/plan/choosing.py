@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from millstream.expressions.expression import ColumnText, Expression, as_text, expression
+from millstream.expressions.column_texts import ColumnText, as_text
+from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
 from millstream.plan import engine
 from millstream.plan.checks import column_of, refusal
@@ -25,6 +26,7 @@ Made = list[tuple[str, Expression]]
 EVERY_COLUMN = "*"
 _FIELDS = re.compile(r"\s*(.+)\.\*\s*", re.DOTALL)
 _PATH = re.compile(r"([^\W\d]\w*)(?:\.[^\W\d]\w*)*\.([^\W\d]\w*)")
+_CALL = re.compile(r"\s*([^\W\d]\w*\s*\(.*\))(?:\s+as\s*\([^()]*\))?\s*", re.DOTALL | re.IGNORECASE)
 _NAMED = re.compile(r"\s*(.+?)\s+as\s+(`(?:[^`]|``)+`|[^\W\d]\w*)\s*", re.DOTALL | re.IGNORECASE)
 
 
@@ -86,6 +88,9 @@ def _known(schema: Schema, column: object) -> list[str]:
 
 
 def _as_it_is(schema: Schema, column: object) -> Made:
+    if isinstance(column, str) and column not in schema.names and (call := _CALL.fullmatch(column)):
+        expression(call[1], schema)  # a mistake in it is named first
+        raise refusal(f"the column '{column}' has no name", f"select('{call[1]} as …'), or select(…='{call[1]}')")
     name = column_of(schema, column)
     return [(name, kept(schema, name))]
 

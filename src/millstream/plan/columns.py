@@ -53,7 +53,9 @@ def without(schema: Schema, columns: Sequence[str]) -> Made:
 
 def renamed(schema: Schema, names: Mapping[str, str]) -> Made:
     if not isinstance(names, Mapping) or not names:
-        raise refusal("rename takes new names by old ones", "for example rename(id='user'), or rename({'id': 'user'})")
+        raise refusal(
+            "rename takes new names by old ones", "for example rename(id='user'), or rename({'name': 'user'})"
+        )
     for old, new in names.items():
         column_of(schema, old)
         if not isinstance(new, str) or not new:

@@ -9,12 +9,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.expressions.expression import ANALYZER
+from millstream.expressions.expression import ANALYZER, Expression
 from millstream.plan.endpoints import Endpoint
 from millstream.records import Schema
 
 ENGINE = "millstream.jobs.flow_methods"
 FRAME_FUNCTIONS = "millstream.spark.frame_functions"
+STATIC_COLUMNS = "millstream.spark.static_columns"
 CONNECTORS = "millstream.connectors.registry"
 _collecting: list[tuple[Any, str, dict[str, Any]]] | None = None
 _broker: str | None = None
@@ -48,6 +49,12 @@ def name_of(column: Any, schema: Schema) -> str:
 def dataframe_of(rows: pa.Table) -> Any:
     """Rows as a Spark DataFrame, in the driver of a running job."""
     return import_module(FRAME_FUNCTIONS).dataframe_of(rows)
+
+
+def evaluated(rows: pa.Table, made: Expression) -> pa.ChunkedArray:
+    """An expression over static rows, by Spark."""
+    found: pa.ChunkedArray = import_module(STATIC_COLUMNS).evaluated(rows, made)
+    return found
 
 
 def own_schema(source: Endpoint, broker: str | None) -> Schema:

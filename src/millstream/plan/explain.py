@@ -53,6 +53,8 @@ class Stage(Node):
 
     does: str
     kind: str
+    steps: tuple[str, ...] = ()
+    """The steps that measure something, by name, in the order in which they run."""
 
     @property
     def label(self) -> str:

@@ -87,6 +87,8 @@ class Flow:
         """By name, the questions that callers may ask."""
         self.requests: set[Node] = set()
         """The steps whose rows belong to requests of callers."""
+        self.answers: dict[Node, tuple[Node, Node]] = {}
+        """By the step that collects the answers of a question: its requests, and the rows that answer them."""
 
     def read(
         self,
@@ -184,7 +186,10 @@ class Flow:
         """The step's name: the user's, or the default, with a number if two steps are identical."""
         if given is not None:
             if not isinstance(given, str) or not NAME.fullmatch(given):
-                raise refusal(f"{given!r} is not a valid name for a step", "use letters, digits and . _ -")
+                raise refusal(
+                    f"{given!r} is not a valid name for a step",
+                    f"use letters, digits and . _ -; for a column called name, write '{given} as name'",
+                )
             if given in self._names:
                 raise refusal(
                     f"there are two steps named '{given}'",

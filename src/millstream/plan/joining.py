@@ -11,9 +11,10 @@ from typing import Any, Literal, TypeVar, cast
 import pyarrow as pa
 
 from millstream.errors import InvalidPlan
-from millstream.expressions.lowered import type_name
-from millstream.plan.checks import check_keys, check_stream, refusal, without_event_time
+from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow
+from millstream.plan.hidden_columns import without_hidden
+from millstream.plan.join_keys import On, joined_on
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.late import WINDOW
 from millstream.plan.nodes import Node
@@ -29,14 +30,14 @@ from millstream.plan.table_nodes import (
     TableJoin,
     WindowJoin,
 )
-from millstream.plan.tables import Table, columns_of, unweighted
+from millstream.plan.tables import Table, unweighted
 from millstream.plan.windows import Calendar, Fixed, Sessions, Sliding, Window
 from millstream.records import Schema, duration, signed_duration
 from millstream.user_lines import AtUsersLine, users_line, what_exists
 
-On = str | Sequence[str] | Mapping[str, str]
 AsOfWhen = Literal["event_time", "now"]
 Given = TypeVar("Given")
+Other = TypeVar("Other", bound="Stream | Side")
 LOOKUPS = ("inner", "left", "semi", "anti")
 JOINED_WINDOWS = (Fixed, Sliding, Sessions, Calendar)
 
@@ -98,7 +99,20 @@ def join(
     name: str | None,
 ) -> Stream:
     stream, other = _rows_of(stream), _rows_of(other)
-    shape = _shape(stream, other, on, how, suffix)
+    stream, other, shape = _shape(stream, other, on, how, suffix)
+    made = _join(stream, other, shape, within, as_of, lateness, name)
+    return without_hidden(made, "join")
+
+
+def _join(
+    stream: Stream,
+    other: Stream | Side,
+    shape: _Shape,
+    within: Any,
+    as_of: AsOfWhen | None,
+    lateness: str | timedelta,
+    name: str | None,
+) -> Stream:
     with AtUsersLine():
         late = duration(lateness, what="allowed_lateness")
     if isinstance(other, Side):
@@ -138,7 +152,7 @@ def join_in_windows(
     if isinstance(other, Side):
         raise refusal("a lookup table has no windows", "remove window(…): stream.join(flow.table(…), on=…)")
     stream, other = _rows_of(stream), _rows_of(other)
-    shape = _shape(stream, other, on, how, suffix)
+    stream, other, shape = _shape(stream, other, on, how, suffix)
     for side in (stream, other):
         check_stream(side, "a join in windows", "or use stream.join(table, as_of=…)")
         if "window" in map(str.lower, side.schema.names):
@@ -154,7 +168,7 @@ def join_in_windows(
     with AtUsersLine():
         columns = Schema.from_arrow(pa.schema([*shape.columns.arrow, WINDOW]))
     node = WindowJoin("", columns, _nodes(stream, other), users_line(), *_parts(shape), window, lateness)
-    return Joined(stream.flow, stream.flow.named(node, "join", name))
+    return without_hidden(Joined(stream.flow, stream.flow.named(node, "join", name)), "join")
 
 
 def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None, name: str | None) -> Joined:
@@ -181,7 +195,8 @@ def _rows_of(given: Given) -> Given:
     return cast(Given, unweighted(given)) if isinstance(given, Stream) else given
 
 
-def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) -> _Shape:
+def _shape(stream: Stream, other: Other, on: On, how: How, suffix: str) -> tuple[Stream, Other, _Shape]:
+    """Both sides, with what they are joined on as columns, and the shape of the join."""
     if not isinstance(other, Stream | Side):
         shown = type(other).__name__ if isinstance(other, Keyed | Windowed) else repr(other)
         is_frame = type(other).__name__ == "DataFrame"
@@ -196,7 +211,7 @@ def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) 
         raise refusal(f"there is no {how!r} join", what_exists(how, HOWS, kind="joins"))
     if not isinstance(suffix, str) or not suffix:
         raise refusal(f"suffix is a string to append to names, not {suffix!r}", "for example suffix='_right'")
-    pairs = _pairs(stream.schema, other.schema, on)
+    stream, other, pairs = joined_on(stream, other, on)
     shared = {one for one, same in pairs if one == same}
     taken = {column.lower() for column in stream.schema.names}  # column names are case-insensitive, as in SQL
     left: Columns = tuple((column, column) for column in stream.schema.names)
@@ -219,34 +234,13 @@ def _shape(stream: Stream, other: Stream | Side, on: On, how: How, suffix: str) 
         fields += [field.with_nullable(True) for field in others] if how in ("left", "full") else others
     with AtUsersLine():
         columns = Schema.from_arrow(pa.schema(fields))
-    return _Shape(columns, pairs, how, left, tuple(right))
+    return stream, other, _Shape(columns, pairs, how, left, tuple(right))
 
 
 def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:
     """A column of the first input, with a type wide enough for both inputs if they share it."""
     field = own.field(column)
     return field.with_type(pa.int64()) if shared and others.field(column).type != field.type else field
-
-
-def _pairs(own: Schema, others: Schema, on: On) -> Columns:
-    if isinstance(on, Mapping):
-        if not all(isinstance(name, str) for pair in on.items() for name in pair):
-            raise refusal(f"on maps columns to columns, not {on!r}", "for example on={'own': 'other'}")
-        pairs = tuple(on.items())
-    else:
-        pairs = tuple((name, name) for name in columns_of(on, "on"))
-    if not pairs:
-        raise refusal("a join needs at least one column in on=", "for example on='user'")
-    check_keys(own, [one for one, _ in pairs], "on")
-    check_keys(others, [other for _, other in pairs], "on")
-    for one, other in pairs:
-        kinds = own.field(one).type, others.field(other).type
-        if kinds[0] != kinds[1] and not all(map(pa.types.is_signed_integer, kinds)):
-            raise refusal(
-                f"'{one}' is {type_name(kinds[0])} and '{other}' is {type_name(kinds[1])}: they cannot be compared",
-                "cast one to the other's type, for example with_column('id', 'cast(id as bigint)')",
-            )
-    return pairs
 
 
 def _parts(shape: _Shape) -> tuple[Columns, How, Columns, Columns]:

@@ -39,7 +39,8 @@ from millstream.records import Schema, SchemaLike, duration
 from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
-    from millstream.plan.joining import Joined, On
+    from millstream.plan.join_keys import On
+    from millstream.plan.joining import Joined
     from millstream.plan.learning import Learner
     from millstream.plan.patterns.matching import Found
     from millstream.plan.patterns.pattern import Pattern

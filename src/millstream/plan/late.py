@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from millstream.plan.needs_spark import COMPUTED
-from millstream.plan.nodes import SPAN, Node, Process, RowOrder, WindowedAggregate
+from millstream.plan.nodes import COMPUTED, SPAN, Node, Process, RowOrder, WindowedAggregate
 from millstream.plan.patterns.node import Match, MatchRules
 from millstream.plan.search.node import MatchQueries
 from millstream.plan.table_nodes import Distinct, IntervalJoin, Join, Latest, LookupJoin, WindowJoin

@@ -12,15 +12,13 @@ from millstream.errors import InvalidExpression, InvalidPlan, NeedsSpark
 from millstream.expressions.expression import Expression, InDriver
 from millstream.expressions.spark_types import instead_of, quoted
 from millstream.plan.columns import kept
-from millstream.plan.nodes import Node, Project, Where, WindowedAggregate, WithEventTime
+from millstream.plan.nodes import COMPUTED, Node, Project, Where, WindowedAggregate, WithEventTime
 from millstream.plan.table_nodes import Grouped, Latest, Top
 from millstream.records import Schema
-from millstream.records.variants import variant_columns
+from millstream.records.variants import VARIANT, variant_columns
 from millstream.user_lines import users_line
 
 AnyNode = TypeVar("AnyNode", bound=Node)
-COMPUTED = "__computed_"
-"""The prefix of columns that Spark computes for an aggregate behind them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +86,12 @@ def computed_before(node: AnyNode, named: Callable[[Project], Project]) -> AnyNo
     columns = [(name, kept(given.schema, name)) for name in given.schema.names if name not in variants]
     arguments = []
     for number, (name, made) in enumerate(node.arguments):
+        if made in apart and made.type == VARIANT:
+            raise InvalidPlan(
+                f"'{made}' is a variant, which an aggregate cannot take",
+                where=users_line(),
+                next_step=instead_of("variant", str(made)),
+            )
         if made in apart:
             column = f"{COMPUTED}{number}"
             columns.append((column, made))

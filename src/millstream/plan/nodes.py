@@ -20,6 +20,8 @@ from millstream.plan.watermarks import Watermark
 from millstream.plan.windows import Window
 from millstream.records import Codec, Schema, format_duration
 
+COMPUTED = "__computed_"
+"""The prefix of hidden columns, which are computed for the step behind them."""
 SPAN = pa.struct([("start", INSTANT), ("end", INSTANT)])
 PANE = pa.struct(
     [
@@ -72,6 +74,11 @@ class Node:
     def label(self) -> str:
         """What the step does, in one line."""
         return type(self).__name__.lower()
+
+    @property
+    def state_label(self) -> str:
+        """What its state depends on, in one line: a step that differs in nothing else continues with it."""
+        return self.label
 
     @property
     def awaited_inputs(self) -> int:

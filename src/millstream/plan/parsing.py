@@ -18,7 +18,7 @@ from millstream.user_lines import AtUsersLine, users_line, what_exists
 if TYPE_CHECKING:
     from millstream.plan.stream import Stream
 
-FORMATS = ("json", "csv", "avro", "protobuf", "regex")
+FORMATS = ("json", "csv", "avro", "protobuf", "regex", "grok")
 
 
 def parse(
@@ -47,11 +47,11 @@ def _codec(format: str, schema: SchemaLike | None, options: Mapping[str, Any]) -
     if format not in FORMATS:
         raise refusal(f"there is no format {format!r}", what_exists(format, FORMATS, kind="formats"))
     with AtUsersLine():
-        if format == "regex":
+        if format in ("regex", "grok"):
             unknown = [option for option in options if option != "pattern"]
             if unknown or "pattern" not in options:
                 raise refusal(
-                    "the format 'regex' takes one option, pattern", "parse('line', pattern=r'(?P<user>\\w+) .*', …)"
+                    f"the format '{format}' takes one option, pattern", "parse('line', pattern=r'(?P<user>\\w+) .*', …)"
                 )
             return regex_codec(options["pattern"], schema)
         return codec(format, schema, **options)

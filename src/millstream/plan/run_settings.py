@@ -81,8 +81,11 @@ class Settings:
     """Whether to keep metrics of every step, and their history."""
     provenance: bool = True
     """Whether to record what each batch read and wrote, in a topic of the job."""
-    progress: ShowProgress = "none"
-    """How progress is shown on stderr; "auto" is a live line on a terminal and a line every ten seconds elsewhere."""
+    progress: ShowProgress | bool = "none"
+    """How progress is shown on stderr; "auto" is a live line on a terminal and a line every ten seconds elsewhere.
+
+    True means "auto", and False means "none".
+    """
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -161,7 +164,7 @@ class Settings:
 class RunSettings(Settings):
     """The settings of a job that is run until it ends."""
 
-    progress: ShowProgress = "auto"
+    progress: ShowProgress | bool = "auto"
     """How progress is shown on stderr; a job that is started shows none."""
 
 

@@ -33,7 +33,8 @@ class Searching(Viewed):
         `queries` is `ms.queries(…)`, or a table with the key `id` and a column `query`. `text` names the fields that
         are searched by their words, and that words without a field are looked for in. `analysers` is a language, such
         as "english", or one by field. `score` and `highlight` add columns. `history` is how long rows are held for
-        queries that are put with `since=`. `.dead` has the queries that are wrong.
+        queries that are put with `since=`; with "log", such queries read their topics again. `.dead` has the queries
+        that are wrong.
         """
         from millstream.plan.search.matching import match_queries
 

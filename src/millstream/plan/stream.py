@@ -41,7 +41,8 @@ from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
 from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
-    from millstream.plan.joining import AsOfWhen, On, Side
+    from millstream.plan.join_keys import On
+    from millstream.plan.joining import AsOfWhen, Side
     from millstream.plan.keyed import Keyed, Windowed
     from millstream.plan.patterns.recognize import Recognized
     from millstream.plan.table_nodes import How
@@ -121,7 +122,10 @@ class Stream(Searching):
         return self._project(without(self.schema, flat(columns)), name, "drop")
 
     def rename(self, columns: Mapping[str, str] | None = None, *, name: str | None = None, **renames: str) -> Stream:
-        """Renames columns, given as old='new' or as a dict; the others stay as they are."""
+        """Renames columns, given as old='new' or as a dict; the others stay as they are.
+
+        `name` is the name of the step: a column called name is renamed with a dict.
+        """
         return self._project(renamed(self.schema, {**(columns or {}), **renames}), name, "rename")
 
     def sample(
@@ -249,8 +253,8 @@ class Stream(Searching):
         """Replaces a column with the columns that are encoded in it; a value that cannot be read goes to `.dead`.
 
         `format` is json, csv (with `delimiter`), avro (with `avro_schema`), protobuf (with `message`, `descriptors` or
-        both) or regex (with `pattern`, whose named groups are the columns; `%{NUMBER:latency}` is a group with a known
-        pattern). The columns of a null are null.
+        both) or regex, also called grok (with `pattern`, whose named groups are the columns; `%{NUMBER:latency}` and
+        `%{NUMBER:latency:double}` are groups with a known pattern). The columns of a null are null.
         """
         from millstream.plan.parsing import parse
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import zip_longest
 from typing import ClassVar, Literal
 
 import pyarrow as pa
 
 from millstream.expressions.expression import Expression
 from millstream.plan.aggregates import Aggregate
-from millstream.plan.nodes import Node, StreamNode
+from millstream.plan.nodes import COMPUTED, Node, Project, StreamNode
 from millstream.plan.windows import Window
 from millstream.records import format_duration
 
@@ -201,7 +202,16 @@ class Join(Node):
 
     @property
     def _on(self) -> str:
-        return ", ".join(one if one == other else f"{one} = {other}" for one, other in self.on)
+        pairs = [[_shown(*side) for side in zip_longest(self.inputs, pair)] for pair in self.on]
+        return ", ".join(" = ".join(dict.fromkeys(pair)) for pair in pairs)
+
+
+def _shown(given: Node | None, column: str) -> str:
+    """What an input is joined on, as it was written; static rows are no input."""
+    if not column.startswith(COMPUTED) or not isinstance(given, Project):
+        return column
+    made = dict(given.columns).get(column)
+    return column if made is None else made.spark
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from millstream.expressions.expression import Expression, as_text, expression, lowered_expression
+from millstream.expressions.column_texts import as_text
+from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
 from millstream.plan.checks import column_of, refusal
 from millstream.plan.nodes import INSTANT, Node, Read, WithEventTime
@@ -65,7 +66,13 @@ def checked_watermark(watermark: object, schema: Schema) -> Watermark:
             f"{watermark!r} is not a watermark strategy", "watermarks: bounded, ascending, punctuated, custom"
         )
     if isinstance(watermark, Punctuated):
-        marks = lowered_expression(watermark.expression, schema)
+        marks = expression(watermark.expression, schema)
+        if marks.needs_spark:
+            raise refusal(
+                f"the watermark '{marks}' is computed where rows are read, and only Spark's own engine can evaluate it",
+                f"make it a column first: with_column('mark', \"{marks}\")"
+                ".with_event_time('at', watermark=ms.punctuated('mark'))",
+            )
         if marks.uses_clock:
             raise refusal(f"'{marks}' uses the clock, but a watermark comes from the rows", "use a column")
         if marks.type != INSTANT:

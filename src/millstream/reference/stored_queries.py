@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from millstream.errors import ExpressionFailed
-from millstream.plan.bundles import Bundle, Row, late_reason
+from millstream.plan.bundles import AHEAD, Bundle, Row, late_reason
 from millstream.plan.search.node import (
     FRAGMENTS,
     OWNER,
@@ -20,7 +20,6 @@ from millstream.plan.search.node import (
     where_of,
 )
 from millstream.plan.versions import Version, revised
-from millstream.plan.windows import microseconds
 from millstream.reference.event_order import in_time, time_of
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.tables import computed, late
@@ -34,7 +33,7 @@ class QueriesOperator(StatefulOperator):
     def __init__(self, node: MatchQueries) -> None:
         super().__init__(node)
         self.text = [field_of(node.searched, name) for name in node.searched.text]
-        self.history = microseconds(node.history)
+        self.history = node.history_us
         self.versions: list[Version] = []
         self.rows: list[Row] = []
         """All documents, in order of arrival."""
@@ -44,7 +43,7 @@ class QueriesOperator(StatefulOperator):
         bundle = replace(clock, rows=given[0])
         taken = in_time(bundle)
         self.late = [late(row, late_reason(row.time)) for row in given[0] if not any(row is each for each in taken)]
-        self.rows += taken
+        self.rows += [row for row in given[0] if row.time not in (None, AHEAD)] if self.node.from_log else taken
         changes = [change_of(row.values, row.time) for row in given[1]]
         self.versions = revised(self.versions, changes, clock.watermark_before)
         found = [*self._decided(clock), *self._from_the_past(clock)]

@@ -18,6 +18,7 @@ from millstream.plan.patterns.checked import Search
 ROWS_AHEAD = 16
 SETS_MAX, MASKS_MAX = 64, 64
 """A pattern with more sets of states, or rows with more combinations of conditions, are left to the search itself."""
+FEW_BITS = 0xFFFF
 States = frozenset[int]
 FIRST: States = frozenset({0})
 """Where a match begins; no arc leads back there."""
@@ -35,8 +36,13 @@ class Masks:
 
     @classmethod
     def of(cls, masks: Places) -> Masks:
-        distinct, codes = np.unique(masks, return_inverse=True)
-        return cls(distinct.tolist(), codes)
+        highest = int(masks.max(initial=0))
+        if highest > FEW_BITS:
+            distinct, codes = np.unique(masks, return_inverse=True)
+            return cls(distinct.tolist(), codes)
+        exists = np.zeros(highest + 1, np.bool_)  # without sorting
+        exists[masks] = True
+        return cls(np.flatnonzero(exists).tolist(), (np.cumsum(exists) - 1)[masks])
 
 
 class Beginnings:

@@ -12,6 +12,7 @@ from typing import Any
 
 from millstream.operators.patterns.columns import Columns, PathRows
 from millstream.operators.patterns.found import Found
+from millstream.operators.patterns.runs import OPEN, Runs
 from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.checked import Search
@@ -53,6 +54,12 @@ class PreferredMatcher:
         self._remembers = not search.depends_on_path and search.between is None
         self._remembers_always = self._remembers and search.within is None
         self._fits: list[dict[int, Fits]] = [{} for _ in self.states]
+        self._runs: Runs | None = None
+        self._lasts: dict[int, int] = {}
+
+    def know(self, runs: Runs, lasts: dict[int, int]) -> None:
+        """By first row, what is known of its match: its last row, or OPEN. The search goes on behind a match."""
+        self._runs, self._lasts = runs, lasts
 
     def run(self, start: int, done: int, stop: int, may_begin: list[bool], before: int, watermark: int) -> Found:
         """Searches the rows from the first that may begin a match; all before were decided in earlier steps."""
@@ -62,10 +69,15 @@ class PreferredMatcher:
         self._failed: set[int] = set()
         """Rows and states from which there is no match, as numbers."""
         while (first := _next_true(may_begin, first, stop)) < stop:
+            known = self._lasts.get(first)
+            if known is not None and self._runs is not None and known != OPEN and not self._awaits_rows(known):
+                found.matches.append(Complete(self._runs.match(first, known), self.times[known]))
+                first = known + 1
+                continue
             self._seen: set[int] = set()
             self._over: list[Complete] = []
-            result = self._from(first)
-            if result is Result.UNDECIDED or (isinstance(result, Complete) and self._awaits_rows(result)):
+            result = self._from(first) if known is None else Result.UNDECIDED
+            if result is Result.UNDECIDED or (isinstance(result, Complete) and self._awaits_rows(result.path[-1][0])):
                 found.firsts = set(range(first, stop))
                 found.hold = self.times[first]
                 found.due = self._due(first)
@@ -82,21 +94,23 @@ class PreferredMatcher:
                 first += 1
         return found
 
-    def _awaits_rows(self, match: Complete) -> bool:
-        return self._watermark < END and match.path[-1][0] + self.after >= self._stop
+    def _awaits_rows(self, last: int) -> bool:
+        return self._watermark < END and last + self.after >= self._stop
 
     def _due(self, first: int) -> int:
         """When the search is to be tried again without a new row."""
-        limits = [END]
-        if self.search.within is not None:
-            limits.append(self.times[first] + self.search.within + 1)
+        limits = [] if self.search.within is None else [self.times[first] + self.search.within + 1]
         if self.search.between is not None:
             limits += [time + self.search.between + 1 for time in self.times[first : self._stop]]
-        return min(limit for limit in limits if limit > self._watermark or limit == END)
+        return min((limit for limit in limits if limit > self._watermark), default=END)
 
     def can_begin(self, mask: int) -> bool:
         """Whether a row with these bits may be the first of a match."""
         return any(arc.kind is Kind.TAKE for arc, _ in self._fitting(0, mask).arcs)
+
+    def fitting(self, state: int, mask: int) -> tuple[Fit, ...]:
+        """The arcs that rows with these bits can use."""
+        return self._fitting(state, mask).arcs
 
     def _from(self, first: int) -> Complete | Result:
         """The preferred match that begins with a row. Ways that are tried later wait on a stack."""

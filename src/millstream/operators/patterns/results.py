@@ -13,6 +13,7 @@ import pyarrow as pa
 from millstream.operators.accumulators import ROW, TIME, WEIGHT
 from millstream.operators.elementwise import types_of
 from millstream.operators.keyed_rows import NUMBER
+from millstream.operators.patterns.runs import SKIPPED, Run
 from millstream.operators.process import values_of
 from millstream.plan.patterns.found import Complete
 from millstream.plan.patterns.measured import Measured
@@ -32,6 +33,8 @@ from millstream.plan.windows import FIRST, LAST
 from millstream.records import Schema
 
 Bounds = np.ndarray[tuple[int], np.dtype[np.int64]]
+Step = tuple[int, str | None, bool]
+"""The place of a row, the variable that it plays, and whether it is excluded."""
 INSTANT = pl.Datetime("us", "UTC")
 
 
@@ -47,30 +50,46 @@ class Numbered:
 class _Steps:
     """The rows of all matches, one match after the other: their places, and the variables that they play."""
 
-    places: list[int]
-    variables: list[str | None]
+    places: Bounds
+    variables: Bounds
+    """As positions among the names."""
+    names: list[str | None]
     starts: Bounds
     ends: Bounds
 
     @classmethod
-    def of(cls, paths: Sequence[Sequence[tuple[int, str | None, bool]]]) -> _Steps:
-        places = [place for path in paths for place, *_ in path]
-        variables = [variable for path in paths for _, variable, _ in path]
-        ends = np.cumsum([len(path) for path in paths], dtype=np.int64)
-        return cls(places, variables, np.concatenate([[0], ends[:-1]]).astype(np.int64), ends)
+    def of(cls, paths: Sequence[Sequence[Step]]) -> _Steps:
+        runs = next((path.runs for path in paths if isinstance(path, Run)), None)
+        names: list[str | None] = [] if runs is None else [variable for variable, _ in runs.roles]
+        spans = [(path.first, path.last + 1) if isinstance(path, Run) else (0, len(path)) for path in paths]
+        firsts, lasts = np.array(spans, np.int64).reshape(-1, 2).T
+        sizes = lasts - firsts
+        ends = np.cumsum(sizes)
+        starts = ends - sizes
+        places = np.repeat(firsts - starts, sizes) + np.arange(int(sizes.sum()))
+        variables = np.zeros(len(places), np.int64) if runs is None else runs.plays[places]
+        for path, start, end in zip(paths, starts.tolist(), ends.tolist(), strict=True):
+            if not isinstance(path, Run):
+                names += {variable for _, variable, _ in path}.difference(names)
+                places[start:end] = [place for place, *_ in path]
+                variables[start:end] = [names.index(variable) for _, variable, _ in path]
+        taken = variables != SKIPPED
+        if not taken.all():
+            before = np.concatenate([[0], np.cumsum(taken)])
+            places, variables, starts, ends = places[taken], variables[taken], before[starts], before[ends]
+        return cls(places, variables, names, starts, ends)
 
     def chosen(
         self, counts: Callable[[str | None], bool], *, is_first: bool, offset: int = 0, shift: int = 0
-    ) -> list[int]:
+    ) -> Bounds:
         """By match, the position of its first or last row that counts, or one so many further; -1 if there is none."""
-        does = {variable: counts(variable) for variable in set(self.variables)}
-        before = np.cumsum([0, *(does[variable] for variable in self.variables)])
+        does = np.array([counts(name) for name in self.names], np.bool_)
+        before = np.concatenate([[0], np.cumsum(does[self.variables])])
         low, high = before[self.starts], before[self.ends]
         wanted = low + 1 + offset if is_first else high - offset
         at = np.searchsorted(before, wanted) - 1 + shift
         exists = (wanted > low) & (wanted <= high) & (at >= self.starts) & (at < self.ends)
-        found: list[int] = np.where(exists, at, -1).tolist()
-        return found
+        return np.where(exists, at, -1)
 
 
 class Results:
@@ -93,8 +112,7 @@ class Results:
         columns = [made[name].cast(kind) for name, kind in types.items()]
         return pl.DataFrame([*columns, made[TIME]]).with_columns(pl.lit(weight, pl.Int32).alias(WEIGHT))
 
-    def _times(self, found: Sequence[Numbered], rows: pl.DataFrame) -> list[pl.Series]:
-        firsts = [each.match.first for each in found]
+    def _times(self, found: Sequence[Numbered], rows: pl.DataFrame, firsts: list[int]) -> list[pl.Series]:
         starts = rows[TIME].gather(firsts) if firsts else pl.Series([], dtype=pl.Int64)
         ends = pl.Series(TIME, [each.match.end for each in found], pl.Int64)
         return [
@@ -111,14 +129,15 @@ class Results:
         variables = [variable for path in shown for _, variable, _ in path]
         matches = np.repeat(np.arange(len(found)), counts)
         whole = self._rows(rows, places)
-        times = [series.gather(matches) for series in self._times(found, rows)]
+        firsts = [each.match.first for each in found]
+        times = [series.gather(matches) for series in self._times(found, rows, firsts)]
         return whole.with_columns(*times, pl.Series(VARIABLE, variables, pl.String))
 
     def _one(self, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.DataFrame:
         firsts = [each.match.first for each in found]
         whole = self._rows(rows, firsts)
         keys = [whole[name] for name in self.node.keys]
-        return pl.DataFrame([*keys, *self._times(found, rows), *self._lists(found, rows)])
+        return pl.DataFrame([*keys, *self._times(found, rows, firsts), *self._lists(found, rows)])
 
     def _measured(self, found: Sequence[Numbered], rows: pl.DataFrame) -> pl.DataFrame:
         """One row per match with its measures. Values of single rows are taken from their columns, all at once."""
@@ -127,9 +146,10 @@ class Results:
         whole = rows[ROW].struct
         firsts = [each.match.first for each in found]
         columns = [_gathered(whole.field(name), firsts).alias(name) for name in self.node.keys]
-        columns += self._times(found, rows)
+        columns += self._times(found, rows, firsts)
         last = steps.chosen(lambda variable: variable is not None, is_first=False)
-        columns.append(pl.Series(CLASSIFIER, [None if at < 0 else steps.variables[at] for at in last], pl.String))
+        played = [None if at < 0 else steps.names[steps.variables[at]] for at in last.tolist()]
+        columns.append(pl.Series(CLASSIFIER, played, pl.String))
         for each in self.node.measures:
             name = each.reference.column
             if each.is_of_one_row:
@@ -137,15 +157,14 @@ class Results:
                 chosen = steps.chosen(
                     each.counts, is_first=each.reference.kind == "first", offset=each.reference.offset, shift=each.shift
                 )
-                places = pl.Series([None if at < 0 else steps.places[at] for at in chosen], dtype=pl.UInt32)
+                places = pl.Series(steps.places[chosen] if len(steps.places) else chosen, dtype=pl.UInt32)
+                places = places.set(pl.Series(chosen < 0), None)
                 columns.append(whole.field(each.field).gather(places).alias(name))
             else:
                 columns.append(self._aggregated(each, paths, rows).alias(name))
         return pl.DataFrame(columns)
 
-    def _aggregated(
-        self, measured: Measured, paths: Sequence[Sequence[tuple[int, str | None, bool]]], rows: pl.DataFrame
-    ) -> pl.Series:
+    def _aggregated(self, measured: Measured, paths: Sequence[Sequence[Step]], rows: pl.DataFrame) -> pl.Series:
         places = [[place for place, variable, _ in path if measured.counts(variable)] for path in paths]
         if measured.field is None:
             return pl.Series([measured.reference.of(each) for each in places], dtype=pl.Int64)
@@ -174,7 +193,7 @@ class Results:
         )
         return listed(PATH, [len(path) for path in paths], flat.to_struct(PATH))
 
-    def _with_neighbours(self, found: Numbered, rows: pl.DataFrame) -> Sequence[tuple[int, str | None, bool]]:
+    def _with_neighbours(self, found: Numbered, rows: pl.DataFrame) -> Sequence[Step]:
         """The rows of a match, and those around it that its measures may look at: they play no variable."""
         path, node = found.match.path, self.node
         if not node.before and not node.after:

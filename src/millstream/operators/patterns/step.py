@@ -18,17 +18,18 @@ from millstream.operators.accumulators import ORDER, ROW, TIME
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.event_order import late_rows
 from millstream.operators.keyed_rows import NUMBER, numbered
+from millstream.operators.ordering import in_order
 from millstream.operators.patterns.beginnings import Beginnings, Masks
 from millstream.operators.patterns.columns import Columns, Flags, Places, RowColumns
 from millstream.operators.patterns.every import EveryMatcher
 from millstream.operators.patterns.found import Found
 from millstream.operators.patterns.preferred import PreferredMatcher
 from millstream.operators.patterns.results import Numbered, Results
+from millstream.operators.patterns.runs import LEFT, OPEN, Moves, Runs
 from millstream.operators.process import ALL_ROWS
 from millstream.operators.stateful import INPUTS, LATE, NOTE, NOTES, SENT, TIMED_OUT, PlainStep
 from millstream.plan.bundles import END
-from millstream.plan.patterns.automaton import IS_FIRST
-from millstream.plan.patterns.node import Match, Matches, timed_out_schema
+from millstream.plan.patterns.node import Match, Matches, SkipTo, timed_out_schema
 from millstream.state.tables import Marks
 
 ROWS = "rows"
@@ -59,8 +60,7 @@ class MatchStep(PlainStep):
         self.nothing = {INPUTS[0]: self.fed(elementwise.frame_of([], node.inputs[0]), 0)}
         self.results = Results(node, timed_out_schema(node))
         self.beginnings = Beginnings(node.search)
-        tests = (arc.test for state in node.search.automaton.states for arc in state.arcs)
-        self.is_anchored = any(number == IS_FIRST for test in tests for number, _ in test)
+        self.is_anchored = node.is_anchored
 
     def _matcher(self, columns: Columns, times: list[int]) -> EveryMatcher | PreferredMatcher:
         node = self.node
@@ -146,16 +146,44 @@ class MatchStep(PlainStep):
         keys = np.searchsorted(starts, candidates, side="right") - 1
         ends = np.add.reduceat(searched, starts) + starts
         if isinstance(matcher, PreferredMatcher):
-            may_begin = self.beginnings.among(candidates, columns, bits, rows[TIME].to_numpy(), ends[keys])
+            may_begin = self._may_begin(
+                matcher, candidates, columns, bits, rows[TIME].to_numpy(), ends[keys], clock.watermark
+            )
             candidates, keys = candidates[may_begin], keys[may_begin]
         begins = np.zeros(len(rows), np.bool_)
         begins[candidates] = True
         listed, dones = begins.tolist(), np.add.reduceat(done, starts) + starts
         before, now = clock.watermark_before, clock.watermark
-        keys, firsts = np.unique(keys, return_index=True)
+        firsts = np.flatnonzero(np.diff(keys, prepend=-1))
+        keys = keys[firsts]
         for at, start in zip(keys.tolist(), candidates[firsts].tolist(), strict=True):
             made.found[at] = matcher.run(start, max(int(dones[at]), start), int(ends[at]), listed, before, now)
         return made
+
+    def _may_begin(
+        self,
+        matcher: PreferredMatcher,
+        firsts: Places,
+        columns: Columns,
+        masks: Masks,
+        times: Places,
+        ends: Places,
+        watermark: int,
+    ) -> Flags:
+        """With which rows a match may begin. Of most of them the matcher then knows the match, too."""
+        search = self.node.search
+        moves = None
+        if self.node.skip.to is SkipTo.PAST_LAST and search.between is None:
+            moves = Moves.of(search.automaton.states, masks.distinct, matcher.fitting)
+        if moves is None:
+            return self.beginnings.among(firsts, columns, masks, times, ends)
+        runs = Runs(moves, masks, times, search.within)
+        lasts = runs.lasts(firsts, ends, watermark)
+        is_known: Flags = (lasts >= 0) | (lasts == OPEN)
+        matcher.know(runs, dict(zip(firsts[is_known].tolist(), lasts[is_known].tolist(), strict=True)))
+        left = np.flatnonzero(lasts == LEFT)
+        is_known[left] = self.beginnings.among(firsts[left], columns, masks, times, ends[left])
+        return is_known
 
     def _with_first(self, rows: pl.DataFrame, numbers: Places, starts: Places, counts: dict[int, int]) -> pl.DataFrame:
         if not self.is_anchored or not len(rows):
@@ -301,11 +329,16 @@ def _in_order(rows: pl.DataFrame) -> pl.DataFrame:
     bits = int(times.max() - first).bit_length()
     if bits + int(numbers.max()).bit_length() < INT64_BITS:  # sorting by one number takes a fifth of the time
         both = numbers << bits | times - first
-        order = np.argsort(both)
-        ordered = both[order]
-        if not (ordered[1:] == ordered[:-1]).any():
+        order = in_order(numbers)  # often the rows of a key are in order of time already
+        if not _is_ascending(both[order]):
+            order = np.argsort(both)
+        if _is_ascending(both[order]):
             return rows[order]
     return rows.sort(NUMBER, TIME, ORDER)
+
+
+def _is_ascending(numbers: Places) -> bool:
+    return bool((numbers[1:] > numbers[:-1]).all())
 
 
 def _noted(rows: pl.DataFrame) -> pl.DataFrame:

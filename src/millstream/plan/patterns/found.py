@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from millstream.plan.patterns.node import Skip, SkipTo
 
-Path = tuple[tuple[int, str, bool], ...]
-"""The rows of a match: their places, the variables they play, and whether they are excluded from the output."""
+PathRow = tuple[int, str, bool]
+"""A row of a match: its place, the variable that it plays, and whether it is excluded from the output."""
+Path = tuple[PathRow, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
     """A match, or a partial match that timed out."""
 
-    path: Path
+    path: Sequence[PathRow]
     end: int
     """The time of its last row, or the limit that it waited for."""
     at_limit: bool = False
@@ -25,12 +27,12 @@ class Complete:
         return self.path[0][0]
 
 
-def lacks_target(path: Path, skip: Skip) -> bool:
+def lacks_target(path: Sequence[PathRow], skip: Skip) -> bool:
     """Whether the variable to skip to has no row in a match."""
     return bool(skip.variables) and not any(variable in skip.variables for _, variable, _ in path)
 
 
-def first_after(path: Path, skip: Skip) -> int:
+def first_after(path: Sequence[PathRow], skip: Skip) -> int:
     """The first place at which another match may begin."""
     if skip.to is SkipTo.PAST_LAST:
         return path[-1][0] + 1

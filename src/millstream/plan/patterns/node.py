@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from millstream.errors import InvalidPattern
 from millstream.plan.nodes import INSTANT, StreamNode
+from millstream.plan.patterns.automaton import IS_FIRST
 from millstream.plan.patterns.checked import Search
 from millstream.plan.patterns.measured import Measured
 from millstream.plan.patterns.terms import Contiguity, Repeat, all_terms
@@ -110,6 +111,25 @@ class Match(StreamNode):
         keys = f" per {', '.join(self.keys)}" if self.keys else ""
         early = ", early" if self.early else ""
         return f"match {self.search.rules}{keys}, {self.matches.value}, skip {self.skip}, {self.rows.value} row{early}"
+
+    @property
+    def is_anchored(self) -> bool:
+        """Whether it depends on which row is the first of its key."""
+        tests = (arc.test for state in self.search.automaton.states for arc in state.arcs)
+        return any(number == IS_FIRST for test in tests for number, _ in test)
+
+    @property
+    def state_label(self) -> str:
+        """Rows are the state, whatever the pattern. With `early`, they stand for the matches that were sent, too.
+
+        Which of them stand for matches depends on `matches`, and when a key without new rows is looked at, on whether
+        there is a limit of time.
+        """
+        if self.early:
+            return self.label
+        first = ", from the first" if self.is_anchored else ""
+        limit = ", with a limit" if self.search.rules.has_limit else ""
+        return f"rows per {', '.join(self.keys) or 'flow'}, {self.matches.value}{first}{limit}"
 
 
 @dataclass(frozen=True, eq=False)

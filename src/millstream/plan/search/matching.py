@@ -12,7 +12,7 @@ from millstream.expressions.lowered import type_name
 from millstream.plan.checked_matches import CheckedMatches
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow
-from millstream.plan.nodes import INSTANT
+from millstream.plan.nodes import INSTANT, Read
 from millstream.plan.search.node import (
     CONDITION,
     CONTENT,
@@ -32,11 +32,14 @@ from millstream.plan.search.node import (
 )
 from millstream.plan.stream import Stream
 from millstream.plan.tables import Table, unweighted
+from millstream.plan.walking import in_order
 from millstream.records import Schema, duration
 from millstream.search.analysis import STANDARD, check_analyser
 from millstream.search.fields import NoSuchField, Searched, is_text
 from millstream.user_lines import AtUsersLine, users_line
 
+LOG = "log"
+"""As the history of documents: they are read from their topics again."""
 OPTIONAL = {CONDITION: "string", OWNER: "string", SINCE: "timestamp"}
 EXAMPLE = "flow.read('alerts', 'id string, query string, at timestamp', event_time='at').to_table(key='id')"
 
@@ -74,8 +77,11 @@ def match_queries(
     table = queries if isinstance(queries, Table) else _table_of(queries, stream.flow)
     _check_table(table, stream)
     searched = _searched(stream.schema, text, analysers)
+    from_log = history == LOG
+    if from_log:
+        _check_log(stream)
     with AtUsersLine():
-        held = timedelta(0) if history is None else duration(history, what="history")
+        held = timedelta(0) if history is None or from_log else duration(history, what="history")
     added = [pa.field(QUERY, pa.string()), pa.field(OWNER, pa.string())]
     added += [pa.field(SCORE, pa.float64())] if score else []
     added += [pa.field(FRAGMENTS, pa.list_(pa.struct([(FIELD, pa.string()), (FRAGMENT, pa.string())])))] * highlight
@@ -90,7 +96,7 @@ def match_queries(
         result = Schema.from_arrow(pa.schema([*added, *stream.schema.arrow]))
     timed = without_event_time(table.node) is None
     inputs = (stream.node, checked.good.union(checked.bad).node)
-    node = MatchQueries("", result, inputs, users_line(), searched, score, highlight, held, timed)
+    node = MatchQueries("", result, inputs, users_line(), searched, score, highlight, held, timed, from_log)
     return QueryMatches(Stream(stream.flow, stream.flow.named(node, "match_queries", name)), checked.bad)
 
 
@@ -131,6 +137,21 @@ def _check_table(table: Table, stream: Stream) -> None:
         if column in table.schema.names and table.schema.field(column).type != wanted[column]:
             kind = type_name(table.schema.field(column).type)
             raise refusal(f"the column {column} of queries is {kind}, not {type_name(wanted[column])}", EXAMPLE)
+
+
+def _check_log(stream: Stream) -> None:
+    """Documents can be read again only if they come from topics, through steps that keep nothing of other rows."""
+    for node in in_order([stream.node]):
+        if isinstance(node, Read) and not node.source.is_topic:
+            why = f"those of '{node.name}' are not in a topic"
+        elif node.keeps_state:
+            why = f"the step '{node.name}' before it keeps state ({node.label})"
+        else:
+            continue
+        raise refusal(
+            f"history='{LOG}' reads the documents of the past from their topics again, but {why}",
+            "hold them in the state of the job: history='7 days'",
+        )
 
 
 def _searched(schema: Schema, text: str | Sequence[str], analysers: str | Mapping[str, str]) -> Searched:

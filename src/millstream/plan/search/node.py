@@ -19,6 +19,7 @@ from millstream.expressions.expression import Expression, lowered_expression
 from millstream.plan.bundles import micros
 from millstream.plan.nodes import StreamNode
 from millstream.plan.versions import Change, Version
+from millstream.plan.windows import microseconds
 from millstream.records import Schema, format_duration
 from millstream.search.checked import condition_of
 from millstream.search.conditions import Condition
@@ -30,6 +31,8 @@ CONTENT = (ID, QUERY, CONDITION, OWNER, SINCE)
 PROBLEM = "__problem"
 SCORE, FRAGMENTS, FIELD, FRAGMENT = "score", "fragments", "field", "fragment"
 CONDITIONS_CACHED = 20_000
+FOREVER = 1 << 60
+"""As a history, in microseconds: all documents that there are."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +46,15 @@ class MatchQueries(StreamNode):
     """How long documents are held for queries that are yet to come."""
     timed_queries: bool
     """Whether changes of queries have an event time."""
+    from_log: bool = False
+    """Whether new queries read documents of the past from the log, where that is possible, instead of the state."""
     keeps_state: ClassVar[bool] = True
     broadcast_input: ClassVar[int | None] = 1
+
+    @property
+    def history_us(self) -> int:
+        """How far new queries look back."""
+        return FOREVER if self.from_log else microseconds(self.history)
 
     @property
     def awaited_inputs(self) -> int:
@@ -52,7 +62,8 @@ class MatchQueries(StreamNode):
 
     @property
     def label(self) -> str:
-        history = f", history {format_duration(self.history)}" if self.history else ""
+        held = f", history {format_duration(self.history)}" if self.history else ""
+        history = ", history in the log" if self.from_log else held
         return f"match queries in {', '.join(self.searched.text)}{history}"
 
 

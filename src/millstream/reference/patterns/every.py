@@ -52,7 +52,7 @@ class EveryMatcher:
             self._offer(partial.state, partial.path, place)
         self._offer(0, (), place)
         self.partials = list(dict.fromkeys(self.partials))
-        self.waiting += sorted(dict.fromkeys(self._new), key=lambda match: match.path)
+        self.waiting += sorted(dict.fromkeys(self._new), key=lambda match: tuple(match.path))
         self._emit()
 
     def _offer(self, state: int, path: Path, place: int) -> None:

@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-PYTEST := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
 PARTS := properties transcripts log connectors spark kafka cluster benchmarks
 
 .PHONY: help setup demo kafka cluster test test-more soak bench docs clean
@@ -56,7 +56,7 @@ test: $(READY) console/node_modules
 	$(PYTEST) -m "not soak and not more" --property-seconds 0.5
 
 test-more: $(READY)
-	$(PYTEST) -m "(more or property) and not soak" --property-seconds 8
+	$(PYTEST) -m "(more or property) and not soak" --property-seconds 3
 
 soak: $(READY)
 	@failed=; for part in $(or $(PART),$(PARTS)); do \

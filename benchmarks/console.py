@@ -40,7 +40,7 @@ from millstream.web_console.front_door import FrontDoor
 from millstream.web_console.routes import with_console
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "tools"))
-import chromium
+from debian_servers import MISSING, program
 
 TOKEN = "0123456789abcdef"
 BATCHES, ROWS = 200, 500
@@ -111,15 +111,17 @@ def plane_answer() -> str:
             }
         )
     heading = {"step": "s", "what": "litres", "where": "", "when": "", "how": "", "keys": ["pump"], "note": None}
-    return f"event: answer\ndata: {json.dumps({'heading': heading, 'batches': batches, 'next': BATCHES})}\n\n"
+    # Without `retry` the browser asks again after some seconds, and on a slow machine gets all rows twice.
+    document = json.dumps({"heading": heading, "batches": batches, "next": BATCHES})
+    return f"retry: 3600000\nevent: answer\ndata: {document}\n\n"
 
 
 def plane_frame_ms(frames: int) -> float:
     from playwright.sync_api import sync_playwright
 
-    path = chromium.found()
+    path = program("chromium")
     if path is None:
-        raise SystemExit(chromium.MISSING)
+        raise SystemExit(MISSING.format("chromium"))
     with tempfile.TemporaryDirectory() as folder, console(Path(folder)) as door, sync_playwright() as started:
         browser = started.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1280, "height": 900})

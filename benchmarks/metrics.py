@@ -1,11 +1,14 @@
-"""What metrics cost: the same flow over the same topic with metrics of every step and without, run in turns.
+"""What metrics and the events of batches cost, what many flows in one app cost, and how long a change of them takes.
 
-And what many flows cost: an app of 50 small flows over one topic, by an app of one. Each flow keeps the rows of its own
-keys, and sums them in windows; the figure is the median time of a batch with 50 flows by that with one.
+The same flow runs over the same topic in three ways: as it is, without metrics, and without events. A round runs all of
+them one after the other, in changing order. What is compared is the CPU time of all processes of the job: driver, JVM,
+workers. It does not contain what other work on the machine takes. The figures are medians over all rounds of the ratio
+within a round; the smallest and the largest ratio are printed, too.
 
-A round runs both, one right after the other, since a session gets faster for a while and other work comes and goes. Its
-ratio is the median batch time without metrics by that with them; the figure is the median over all rounds. The smallest
-and the largest ratio are printed, too: if they are further apart than the bar allows, the machine was too busy to tell.
+An app of 50 small flows over one topic is compared with an app of one: the ratio is that of their median batch times.
+
+In a running app a flow is removed and added again while rows come. The pause is the longest time between two results of
+another flow around such a change; beside it is the longest one without a change. --quick leaves this out.
 """
 
 from __future__ import annotations
@@ -15,9 +18,14 @@ import json
 import shutil
 import statistics
 import tempfile
+import threading
+import time
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import psutil
 import pyarrow as pa
 
 import millstream as ms
@@ -29,7 +37,7 @@ START_US = 1_767_225_600_000_000
 BAR = 0.98
 FLOWS = 50
 FLOWS_BAR = 10
-WARMING_BATCHES = 3
+PAUSES = ("pause_of_other_flows_s", "longest_wait_without_a_change_s")
 
 
 def fill(broker: Path, rows: int) -> None:
@@ -45,11 +53,18 @@ def fill(broker: Path, rows: int) -> None:
                 producer.send_batch("events", pa.RecordBatch.from_arrays(columns, ["key", "value", "at"]))
 
 
-def batch_times(broker: Path, name: str, batch_rows: int, *, metrics: bool) -> list[float]:
-    """The durations of a run's batches, without the first ones."""
-    flow = summing(name, "value > 5")
-    job = flow.run(broker=broker, until="caught up", batch_rows=batch_rows, progress="none", metrics=metrics)
-    return job.batch_times()[WARMING_BATCHES:]
+def cpu_s() -> float:
+    """The CPU time of this process and of all below it, ended ones included."""
+    own = psutil.Process()
+    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    return float(sum(each.user + each.system + each.children_user + each.children_system for each in times))
+
+
+def cpu_of_run(broker: Path, name: str, batch_rows: int, **settings: Any) -> float:
+    """The CPU time that a run over the whole topic takes."""
+    before = cpu_s()
+    summing(name, "value > 5").run(broker=broker, until="caught up", batch_rows=batch_rows, progress="none", **settings)
+    return cpu_s() - before
 
 
 def summing(name: str, condition: str) -> ms.Flow:
@@ -67,41 +82,111 @@ def summing(name: str, condition: str) -> ms.Flow:
     return flow
 
 
-def batch_time_of_app(broker: Path, name: str, flows: int, batch_rows: int) -> float:
-    """The median duration of a batch of an app with so many flows, of which each has a part of the keys."""
+def batch_time_of_app(broker: Path, name: str, flows: int, batch_rows: int, warming: int) -> float:
+    """The median duration of a batch of an app with so many flows, of which each has a part of the keys.
+
+    The first batches, which warm up, do not count.
+    """
     app = ms.app([summing(f"flow-{number}", f"key % {FLOWS} = {number}") for number in range(flows)], name=name)
     job = app.run(broker=broker, until="caught up", batch_rows=batch_rows, progress="none")
-    return statistics.median(job.batch_times()[WARMING_BATCHES:])
+    return statistics.median(job.batch_times()[warming:])
+
+
+def copying(name: str) -> ms.Flow:
+    flow = ms.Flow(name)
+    flow.read("ticks", "n long").write(f"copied.{name}")
+    return flow
+
+
+def pauses(broker: Path, changes: int) -> tuple[float, float]:
+    """The median of the longest waits for another flow's results at a change, and the longest wait without one."""
+    ends = threading.Event()
+    with ms.connect(broker) as log:
+        log.create_topic("ticks", schema="n long", partitions=1)
+
+        def tick() -> None:
+            with log.producer() as producer:
+                number = 0
+                while not ends.wait(0.02):
+                    producer.send("ticks", {"n": number})
+                    number += 1
+
+        feeding = threading.Thread(target=tick, daemon=True)
+        feeding.start()
+        app = ms.app([copying("steady"), copying("other")], name="changing")
+        job = app.start(broker=broker, progress="none")
+        spans = []
+        time.sleep(15)
+        quiet_from, quiet_to = time.time() - 5, time.time()
+        for number in range(changes):
+            began = time.time()
+            if number % 2:
+                app.add(copying("other"))
+            else:
+                app.remove("other")
+            time.sleep(3)
+            spans.append((began, time.time()))
+        job.stop()
+        ends.set()
+        feeding.join()
+        with log.consumer("copied.steady") as consumer:
+            written = [record.timestamp.timestamp() for record in consumer.until_caught_up()]
+
+    def longest(first: float, last: float) -> float:
+        found = sorted({first, last, *(each for each in written if first <= each <= last)})
+        return max(after - before for before, after in pairwise(found))
+
+    return statistics.median(longest(*each) for each in spans), longest(quiet_from, quiet_to)
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "all": {},
+    "no metrics": {"metrics": False},
+    "no events": {"provenance": False},
+}
+
+
+def cpu_ratios(broker: Path, rounds: int, batch_rows: int) -> dict[str, list[float]]:
+    """By variant, the CPU time without something by that of the whole, round by round."""
+    found: dict[str, list[float]] = {name: [] for name in VARIANTS}
+    for number in range(rounds):
+        order = list(VARIANTS)[number % 3 :] + list(VARIANTS)[: number % 3]
+        taken = {
+            name: cpu_of_run(broker, f"round-{number}-{name[-6:]}".replace(" ", "-"), batch_rows, **VARIANTS[name])
+            for name in order
+        }
+        for name, each in taken.items():
+            found[name].append(each / taken["all"])
+        print(f"round {number}: " + ", ".join(f"{name} {taken[name]:.2f} s of CPU" for name in VARIANTS), flush=True)
+    return found
 
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--quick", action="store_true", help="fewer rounds, about a minute")
+    options.add_argument("--quick", action="store_true", help="fewer rounds and rows, within a minute")
     quick = options.parse_args().quick
-    rounds, batches, batch_rows = (4, 23, 50_000) if quick else (8, 43, 100_000)
+    rounds, batches, batch_rows = (2, 16, 50_000) if quick else (12, 43, 100_000)
+    app_batches = (4 * batch_rows, 2 if quick else 3)
     scratch = Path(tempfile.mkdtemp(prefix="millstream-metrics-"))
     try:
         session()
         fill(scratch / "log", batches * batch_rows)
-        batch_times(scratch / "log", "warming", batch_rows, metrics=True)
-        ratios = []
-        for number in range(rounds):
-            medians: dict[bool, float] = {}
-            for metrics in (number % 2 == 0, number % 2 == 1):  # in turns: neither always comes first
-                found = batch_times(scratch / "log", f"round-{number}-{metrics}", batch_rows, metrics=metrics)
-                medians[metrics] = statistics.median(found)
-            ratios.append(medians[False] / medians[True])
-            shown = f"with {medians[True] * 1000:7.1f} ms a batch, without {medians[False] * 1000:7.1f} ms"
-            print(f"round {number}: {shown}, ratio {ratios[-1]:.3f}", flush=True)
-        many = batch_time_of_app(scratch / "log", "app-many", FLOWS, 4 * batch_rows)
-        one = batch_time_of_app(scratch / "log", "app-one", 1, 4 * batch_rows)
+        for number in range(1 if quick else 3):
+            cpu_of_run(scratch / "log", f"warming-{number}", batch_rows)
+        ratios = cpu_ratios(scratch / "log", rounds, batch_rows)
+        many = batch_time_of_app(scratch / "log", "app-many", FLOWS, *app_batches)
+        one = batch_time_of_app(scratch / "log", "app-one", 1, *app_batches)
         print(f"an app of {FLOWS} flows: {many * 1000:.1f} ms a batch, of one: {one * 1000:.1f} ms", flush=True)
+        paused = {} if quick else dict(zip(PAUSES, pauses(scratch / "log", 10), strict=True))
+        without = ratios["no metrics"]
         figures = {
-            "speed_with_metrics_vs_without": round(statistics.median(ratios), 3),
-            "ratio_min": round(min(ratios), 3),
-            "ratio_max": round(max(ratios), 3),
+            "speed_with_metrics_vs_without": round(statistics.median(without), 3),
+            "ratio_min": round(min(without), 3),
+            "ratio_max": round(max(without), 3),
+            "speed_with_events_vs_without": round(statistics.median(ratios["no events"]), 3),
             f"time_{FLOWS}_flows_vs_1": round(many / one, 2),
             "flows_bar": FLOWS_BAR,
+            **{name: round(value, 2) for name, value in paused.items()},
         }
         print(json.dumps({"benchmark": "metrics", "quick": quick, "bar": BAR, **figures}))
     finally:

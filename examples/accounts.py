@@ -1,13 +1,18 @@
-"""Accounts as functions with state that send money to one another: a flow that reads the messages it writes."""
+"""Accounts as functions with state that send money to one another: a flow that reads the messages it writes.
+
+`python examples/accounts.py --accounts 1000000` has a million of them, which takes a few minutes.
+"""
 
 from __future__ import annotations
 
+import argparse
 import random
 import tempfile
-import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
+import polars as pl
 from rich.console import Console
 
 import millstream as ms
@@ -47,10 +52,9 @@ def bank() -> ms.Flow:
 
 def send_orders(broker: str, transfers: int, seed: int, accounts: int = ACCOUNTS) -> None:
     draw = random.Random(seed)
-    names = [f"account {number}" for number in range(accounts)]
     with ms.connect(broker) as log, log.producer() as producer:
         for _ in range(transfers):
-            one, other = draw.sample(names, 2)
+            one, other = (f"account {number}" for number in draw.sample(range(accounts), 2))
             row = {"account": one, "kind": "send", "other": other, "amount": draw.randint(1, 80)}
             producer.send("orders", row, key=one)
 
@@ -59,54 +63,79 @@ def open_accounts(broker: str, accounts: int = ACCOUNTS) -> None:
     with ms.connect(broker) as log:
         log.create_topic("orders", schema=MESSAGES)
         log.create_topic("messages", schema=MESSAGES)
+        rows = pl.select(
+            pl.format("account {}", pl.int_range(accounts)).alias("account"),
+            pl.lit("open").alias("kind"),
+            pl.lit(None, pl.String).alias("other"),
+            pl.lit(OPENING, pl.Int64).alias("amount"),
+        )
         with log.producer() as producer:
-            for number in range(accounts):
-                name = f"account {number}"
-                producer.send("orders", {"account": name, "kind": "open", "other": None, "amount": OPENING}, key=name)
+            for some in rows.iter_slices(100_000):
+                producer.send_batch("orders", some, key="account")
 
 
-def balances(broker: str) -> dict[str, dict[str, Any]]:
-    with ms.connect(broker) as log:
-        if "balances" not in log.topics():
-            return {}
-        with log.consumer("balances") as consumer:
-            return {record.value["account"]: record.value for record in consumer.until_caught_up()}
+class Balances:
+    """The table of balances, read as far as it is written, and the sums over all accounts."""
+
+    def __init__(self, broker: str, accounts: int = ACCOUNTS) -> None:
+        self.accounts = accounts
+        self.of: dict[str, tuple[int, int, int]] = {}
+        """By account: its balance, and how many orders it has executed and refused."""
+        self.money = self.orders = self.refused = 0
+        self._log = ms.connect(broker)
+        self._consumer: Any = None
+
+    def read(self) -> None:
+        if self._consumer is None:
+            if "balances" not in self._log.topics():
+                return
+            self._consumer = self._log.consumer("balances")
+        while batches := self._consumer.poll_batches(0.2):
+            for batch in batches:
+                for account, *row in batch.to_polars().select("account", "balance", "sent", "refused").rows():
+                    self._change(account, tuple(row))
+
+    def _change(self, account: str, row: tuple[int, int, int]) -> None:
+        before = self.of.get(account, (0, 0, 0))
+        self.of[account] = row
+        self.money += row[0] - before[0]
+        self.orders += row[1] + row[2] - before[1] - before[2]
+        self.refused += row[2] - before[2]
+
+    def is_at_rest(self, orders: int) -> bool:
+        """Whether all orders are executed or refused, and no money is on its way."""
+        return self.orders == orders and self.money == self.accounts * OPENING
+
+    def close(self) -> None:
+        if self._consumer is not None:
+            self._consumer.close()
+        self._log.close()
 
 
-def total(held: dict[str, dict[str, Any]], *columns: str) -> int:
-    return sum(row[column] for row in held.values() for column in columns)
-
-
-def is_at_rest(held: dict[str, dict[str, Any]], orders: int, accounts: int = ACCOUNTS) -> bool:
-    """Whether all orders are executed, and no money is on its way."""
-    return total(held, "sent", "refused") == orders and total(held, "balance") == accounts * OPENING
-
-
-def wait_for_rest(job: ms.Job, broker: str, orders: int) -> dict[str, dict[str, Any]]:
-    while True:
-        held = balances(broker)
-        if is_at_rest(held, orders):
-            return held
+def wait_for_rest(job: ms.Job, held: Balances, orders: int) -> None:
+    while not held.is_at_rest(orders):
         if not job.is_running:
             job.wait()  # raises what has ended it
             raise SystemExit("the job has ended before all messages were delivered")
-        time.sleep(0.2)
+        held.read()
 
 
-def main(broker: str) -> None:
-    open_accounts(broker)
-    for run in (1, 2):  # the second run continues with the messages and balances of the first
-        send_orders(broker, TRANSFERS, seed=run)
-        job = bank().start(broker=broker)
-        try:
-            held = wait_for_rest(job, broker, run * TRANSFERS)
-        finally:
-            job.stop()
-        money, refused = total(held, "balance"), total(held, "refused")
-        said = f"{ACCOUNTS} accounts hold {money:,} after {run * TRANSFERS:,} orders; {refused} were refused"
-        Console(width=110).print(said, highlight=False)
+def main(broker: str, accounts: int = ACCOUNTS) -> None:
+    open_accounts(broker, accounts)
+    with closing(Balances(broker, accounts)) as held:
+        for run in (1, 2):  # the second run continues with the messages and balances of the first
+            send_orders(broker, TRANSFERS, run, accounts)
+            job = bank().start(broker=broker)
+            try:
+                wait_for_rest(job, held, run * TRANSFERS)
+            finally:
+                job.stop()
+            orders = f"{run * TRANSFERS:,} orders; {held.refused} were refused"
+            Console(width=110).print(f"{accounts:,} accounts hold {held.money:,} after {orders}", highlight=False)
 
 
 if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--accounts", type=int, default=ACCOUNTS)
     with tempfile.TemporaryDirectory(prefix="millstream-") as folder:
-        main(folder)
+        main(folder, options.parse_args().accounts)

@@ -1,6 +1,7 @@
 """Machines of a factory: a job watches them and sends mails, its upgrade is rehearsed first, a report runs every night.
 
-Everything is on this machine, also the mail server. The supervisor is `millstream up`, as it would run for years.
+Everything is on this machine, also the mail server. The supervisor is `millstream up`, as it would run for years. The
+link that it prints opens the factory's dashboard in its console.
 """
 
 from __future__ import annotations
@@ -32,6 +33,12 @@ urgent = machines.where("{condition}", name="urgent")
 urgent.write("urgent", name="written")
 mail = ms.email("ops@factory.example", host="127.0.0.1", port={port}, security="none")
 ms.alert(urgent, to=mail, title="A machine needs you", by="machine", quiet="1 hour")
+ms.dashboard(
+    "factory",
+    ms.panel("bar", "Newest heat of each machine", "machines", x="machine", y="heat"),
+    ms.panel("table", "Machines that needed you", "urgent", columns=["machine", "status", "heat"]),
+    ms.panel("search", "All readings", "machines"),
+)
 """
 REPORT = """
 import millstream as ms
@@ -61,6 +68,7 @@ def main(folder: str) -> None:
         jobs.submit(report, name="report", options=["--batch"], schedule="0 3 * * *")
         night = datetime.fromtimestamp(jobs.show("report")["next_start"], UTC)
         print(f"the report runs every night, next at {night:%H:%M} UTC")
+        print(f"its dashboard, until the example ends: {jobs.console_link('/dashboards/factory')}")
         until("the first mail", lambda: any("lathe" in mail for mail in mails))
         print("mail: the lathe is too hot")
 

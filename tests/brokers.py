@@ -13,7 +13,7 @@ USERS = {"ann": "a password of ann's", "bob": "another"}
 
 def running(nodes: int) -> Iterator[KafkaCluster]:
     """One broker has a listener with SASL_SSL for `USERS` besides the plain one."""
-    cluster = KafkaCluster(nodes, users=USERS if nodes == 1 else {})
+    cluster = KafkaCluster(nodes, users=USERS if nodes == 1 else {}, short_lived=True)
     try:
         cluster.start()
     except KafkaUnavailable as missing:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from debian_servers import MISSING, program
 from waiting import until
 
-PROGRAM = shutil.which("redis-server") or shutil.which("valkey-server")
+PROGRAM = program("redis-server")
 
 
 class RedisServer:
@@ -19,7 +19,7 @@ class RedisServer:
 
     def __init__(self, folder: Path) -> None:
         if PROGRAM is None:
-            pytest.skip("neither redis-server nor valkey-server is installed")
+            pytest.skip(MISSING.format("redis-server"))
         self._folder = folder
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]

@@ -21,10 +21,12 @@ PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cl
 PART_OF_FOLDER = {
     "bridges": "connectors",
     "capture": "connectors",
+    "copies": "connectors",
     "events": "log",
     "jobs": "spark",
     "tools": "kafka",
     "records": "properties",
+    "supervision": "spark",
 }
 """Where a folder has no part of its own name. All folders called `kafka` are of that part."""
 MINUTES_HELP = "how long each property is tried (default: 1); below 1, other tests do fewer rounds too"
@@ -88,10 +90,11 @@ def part_of(item: pytest.Item) -> str | None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part = config.getoption("soak")
+    parts = [part_of(item) for item in items]  # in every run, so that a test without a part is noticed
     if part is None:
         return
-    chosen = [item for item in items if part_of(item) == part]
-    config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
+    chosen = [item for item, its_part in zip(items, parts, strict=True) if its_part == part]
+    config.hook.pytest_deselected(items=[item for item, its_part in zip(items, parts, strict=True) if its_part != part])
     items[:] = chosen
     for item in chosen:
         limit = item.get_closest_marker("timeout")

@@ -9,7 +9,7 @@ import pytest
 
 import millstream as ms
 from answering import answering, tenths
-from millstream.errors import AskFailed, AskTimedOut, ClosedError, InvalidInput, NotFound
+from millstream.errors import AskFailed, AskTimedOut, ClosedError, InvalidInput, NotFound, UnknownTopic
 from millstream.jobs.ask_topics import prepare_topics
 from millstream.log import EmbeddedLog
 from waiting import until
@@ -44,6 +44,17 @@ def test_a_call_ends_with_an_error_if_nobody_answers(log: EmbeddedLog) -> None:
         waiting.result()
     with pytest.raises(ClosedError, match="this client is closed"):
         client.call("tenth", n=1)
+
+
+def test_a_request_that_cannot_be_stored_ends_with_the_error(log: EmbeddedLog) -> None:
+    flow, ask = tenths()
+    prepare_topics(flow.asks.values(), log)
+    with ms.client("sums", broker=log) as client:
+        with pytest.raises(AskTimedOut):  # it knows the topics now
+            client.call("tenth", "1 millisecond", n=1)
+        log.delete_topic(ask.requests_topic)
+        with pytest.raises(UnknownTopic):
+            client.submit("tenth", PATIENCE, n=1).result()
 
 
 def test_a_request_whose_caller_has_given_up_is_not_answered(log: EmbeddedLog) -> None:

@@ -22,6 +22,7 @@ from millstream.plan.run_settings import ReplaySettings
 
 ROOT = Path(__file__).parent.parent
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
+pytestmark = pytest.mark.xdist_group("site")  # the reference is generated once, in one worker
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 HEADING = re.compile(r"^#+ (.+?)(?: \{#(\S+)\})?$", re.MULTILINE)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import chess
 import pytest
@@ -18,6 +19,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from debian_servers import MISSING, program
 from example_files import EXAMPLES, cells, load, rows_of
 from millstream.errors import InvalidInput
 from millstream.plan import dashboards
@@ -49,7 +51,9 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession)
 @pytest.mark.timeout(600)
 def test_a_factory_is_watched_upgraded_and_reported_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     load("factory").main(str(tmp_path))
-    assert capsys.readouterr().out.splitlines() == [
+    first, link, *others = capsys.readouterr().out.splitlines()
+    assert re.search(r"http://127\.0\.0\.1:\d+/console/#code=[^/]+/dashboards/factory$", link)
+    assert [first, *others] == [
         "the report runs every night, next at 03:00 UTC",
         "mail: the lathe is too hot",
         "rehearsed: 1 row the same, 2 more with the new condition",
@@ -60,6 +64,18 @@ def test_a_factory_is_watched_upgraded_and_reported_on(tmp_path: Path, capsys: p
         "report: press, 2 readings, up to 84 degrees",
         "stopped, with a savepoint",
     ]
+
+
+def test_the_dashboard_of_the_factory_shows_what_its_flow_reads_and_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboards, "_built", {})
+    module = load("factory")
+    code = module.WATCH.format(condition="heat > 90", port=25)
+    found: dict[str, Any] = {}
+    exec(code.replace('read("machines",', f'read("machines", "{module.SCHEMA}",'), found)
+    columns = module.SCHEMA.replace(",", "").split()[::2]  # the flow filters rows: those of both topics are the same
+    [made] = dashboards.built_dashboards()
+    assert {each.topic for each in made.panels} == {"machines", "urgent"}
+    assert {name for each in made.panels for name in (each.x, each.y, *each.columns) if name} <= set(columns)
 
 
 @pytest.mark.more
@@ -187,6 +203,26 @@ def test_two_lines_of_a_feed_are_merged(tmp_path: Path, capsys: pytest.CaptureFi
     assert stored + missing == feed.QUOTES
     assert missing >= len(feed.LOST_ON_BOTH)
     assert int(found["orders sent"]) > 0
+
+
+@pytest.mark.more
+@pytest.mark.timeout(900)
+def test_a_tank_is_controlled_and_protects_itself_without_a_broker(run: Run) -> None:
+    """The valve opens below and closes above the set points of its part, and is closed while the broker is dead."""
+    if not program("mosquitto"):
+        pytest.skip(MISSING.format("mosquitto"))
+    module, printed = run("process_control")
+    rows = cells(printed)
+    moves = [row for row in rows if len(row) == 3]
+    limits = {"set points 40 to 60": module.FIRST_POINTS, "changed to 20 to 30": module.CHANGED_POINTS}
+    for part, (low, high) in limits.items():
+        found = [(inlet, float(level)) for name, inlet, level in moves if name == part]
+        assert {inlet for inlet, _ in found} == {"open", "closed"}
+        assert all(level < low if inlet == "open" else level > high for inlet, level in found), found
+    assert {inlet for name, inlet, _ in moves if name.startswith("after")} == {"open", "closed"}
+    (safe,) = [inlet for name, inlet, _ in moves if name == "the broker is dead"]
+    assert safe == "closed by the tank itself"
+    assert [name for name, _ in [row for row in rows if len(row) == 2]] == ["shortest", "median", "longest"]
 
 
 @pytest.mark.more

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
+from queue import Empty
 from typing import Any
 
 import nbformat
@@ -13,6 +15,7 @@ from nbclient import NotebookClient
 
 from waiting import PATIENCE_S
 
+AGAIN_S = 30
 FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
 SHOWS = {
     "first_steps": ["stream read_scores", "table", "flow team-scores", "rows of the last preview"],
@@ -87,10 +90,15 @@ class Kernel:
         self._manager.interrupt_kernel()
 
     def end(self, cell: str) -> dict[str, Any]:
-        while True:
-            reply = self._client.get_shell_msg(timeout=PATIENCE_S)
-            if reply["parent_header"].get("msg_id") == cell:
-                return dict(reply["content"])
+        """Interrupts again after a while, as a user would: Python drops an interrupt that is raised in a finalizer."""
+        for _ in range(int(PATIENCE_S / AGAIN_S)):
+            with suppress(Empty):
+                reply = self._client.get_shell_msg(timeout=AGAIN_S)
+                if reply["parent_header"].get("msg_id") == cell:
+                    return dict(reply["content"])
+                continue
+            self.interrupt()
+        raise AssertionError("the cell did not end")
 
     def value(self, expression: str) -> Any:
         reply = self._client.execute_interactive(

@@ -63,7 +63,7 @@ def sent(out: Any) -> list[str]:
     return sorted(repr(row) for step in out for row in step)
 
 
-histories = st.sampled_from([None, "3 seconds", "20 seconds"])
+histories = st.sampled_from([None, "3 seconds", "20 seconds", "log"])
 cutting = st.lists(st.integers(0, 20), max_size=5)
 
 

@@ -102,6 +102,31 @@ def test_a_new_query_finds_documents_of_the_past_that_are_held() -> None:
     )
     assert "new: spark 1" in found(steps, history="1 hour")[9]
     assert found(steps, history="1 hour")[10:] == [[], []]
+    assert found(steps, history="log") == found(steps, history="1 hour")
+
+
+def test_a_query_over_the_log_finds_documents_that_were_late() -> None:
+    steps = [
+        Watermark(t(8)),
+        document(1, "spark 1"),
+        put(10, "new", "spark", since=t(0)),
+        Watermark(t(12)),
+        document(9, "spark 9"),
+        Watermark(None),
+    ]
+    assert found(steps, history="log") == [[], [], [], ["new: spark 1"], [], []]
+    assert found(steps, history="1 hour")[3] == []
+
+
+def test_documents_of_the_log_must_be_in_topics_and_come_without_state() -> None:
+    flow = ms.Flow("alerts")
+    articles = flow.read("articles", SCHEMAS["documents"], event_time="at")
+    queries = flow.read("alerts", SCHEMAS["queries"], event_time="at").to_table(key="id")
+    with pytest.raises(InvalidPlan, match="keeps state"):
+        articles.distinct("title", within="1 hour").match_queries(queries, text="title", history="log")
+    generated = flow.read(ms.rate(1), "title string, at timestamp", event_time="at")
+    with pytest.raises(InvalidPlan, match="not in a topic"):
+        generated.match_queries(queries, text="title", history="log")
 
 
 @pytest.mark.on_spark("more")

@@ -287,6 +287,26 @@ def test_named_groups_are_texts_without_a_schema() -> None:
     assert out == [[{"a": "1", "b": "2"}]]
 
 
+def test_a_pattern_gives_the_types_of_its_groups() -> None:
+    pattern = "%{SYSLOGTIMESTAMP:at_text} %{IPORHOST:host} took %{NUMBER:took:float} in %{INT:tries:int} tries"
+    line = bodies("Oct  1 10:00:00 web-1 took 1.5 in 2 tries")
+    out = run(lambda rows: rows.parse("body", format="grok", pattern=pattern).drop("at"), line, schema=BODIES)
+    assert out == [[{"at_text": "Oct  1 10:00:00", "host": "web-1", "took": 1.5, "tries": 2}]]
+
+
+def test_lines_of_a_web_server() -> None:
+    line = '127.0.0.1 - ann [10/Oct/2000:13:55:36 -0700] "GET /a?b HTTP/1.0" 200 {} "http://x/" "curl 8"'
+
+    def build(rows: Any) -> Any:
+        return rows.parse("body", format="grok", pattern="%{COMBINEDAPACHELOG}").drop("at", "timestamp", "rawrequest")
+
+    out = run(build, bodies(line.format(2326), line.format("-")), schema=BODIES)
+    assert [row["bytes"] for row in out[0]] == [2326, None]
+    assert tuple(out[0][0].values()) == (
+        "127.0.0.1", "-", "ann", "GET", "/a?b", "1.0", 200, 2326, "http://x/", "curl 8",
+    )  # fmt: skip
+
+
 # ---------------------------------------------------------------- calls of other systems
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millstream.expressions.clock import DATES, INSTANTS
+from millstream.expressions.clock import CLOCKS
 from millstream.expressions.functions import FUNCTIONS
 from millstream.expressions.lambda_functions import FUNCTIONS as HIGHER_ORDER
 from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT
@@ -60,9 +60,11 @@ def listed(spark: SparkSession) -> dict[str, tuple[str, str]]:
 
 def place(name: str, group: str, kind: str) -> tuple[str, str]:
     """Where a function runs, and why not elsewhere."""
+    if name == "localtimestamp":
+        return "on Spark", "the clock of the batch"
     if name in FUNCTIONS or name in HIGHER_ORDER or name in GRAMMAR:
         return "everywhere", ""
-    if name in (*INSTANTS, *DATES):
+    if name in CLOCKS:
         return "everywhere", "the clock of the batch"
     if name in GENERATORS:
         return "everywhere", "in a select"

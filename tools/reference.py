@@ -102,6 +102,7 @@ VARIABLES = {
     "MILLSTREAM_KAFKA_SETTINGS": "A file of librdkafka settings, one name=value per line: the place for passwords.",
     "MILLSTREAM_HOME": "The folder in which jobs on Kafka keep theirs; default: .millstream in the current folder.",
     "MILLSTREAM_CACHE": "A folder for files that make Spark start faster; default: the user's cache folder.",
+    "MILLSTREAM_AMQP_PASSWORD": "The password with which `millstream listen amqp` logs in to the broker.",
     "MILLSTREAM_MQTT_PASSWORD": "The password with which `millstream listen mqtt` logs in to the broker.",
     "MILLSTREAM_TOKEN": "The token that `millstream table serve` and `millstream listen` require of callers, and that "
     "ms.connect('flight://…') sends.",

@@ -9,11 +9,14 @@ if TYPE_CHECKING:
     from millstream import errors
     from millstream.alerts.targets import command, email, slack
     from millstream.asking import ask
+    from millstream.bridges.amqp_sink import amqp
+    from millstream.bridges.aws_sinks import kinesis, sns, sqs
     from millstream.bridges.mqtt_sink import mqtt
+    from millstream.bridges.push_sink import push
     from millstream.bridges.webhook_sink import webhook
     from millstream.bridges.zeromq_sink import zeromq
     from millstream.calling import client
-    from millstream.capture.endpoints import postgres_changes, sqlite_changes
+    from millstream.capture.endpoints import mariadb_changes, postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured, debezium
     from millstream.connectors.alerts import alert
@@ -32,7 +35,7 @@ if TYPE_CHECKING:
     from millstream.connectors.socket_lines import socket
     from millstream.connectors.topic.endpoint import topic
     from millstream.connectors.topic.several_endpoint import topics
-    from millstream.copies.endpoints import http_rows, key_files, redis, search_index
+    from millstream.copies.endpoints import http_rows, key_files, opensearch, redis, search_index
     from millstream.errors import MillstreamError
     from millstream.events.aggregate import Aggregate, event
     from millstream.events.event import Append, Event
@@ -65,6 +68,7 @@ if TYPE_CHECKING:
     from millstream.plan.dashboards import dashboard, panel
     from millstream.plan.flow import Flow
     from millstream.plan.learning import ewma, kmeans, seasonal, zscore
+    from millstream.plan.masks import mask
     from millstream.plan.parameters import param
     from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
     from millstream.plan.picks import collect_set, max_by, min_by
@@ -97,10 +101,13 @@ if TYPE_CHECKING:
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
+    "millstream.bridges.amqp_sink": "amqp",
+    "millstream.bridges.aws_sinks": "kinesis sns sqs",
     "millstream.bridges.mqtt_sink": "mqtt",
+    "millstream.bridges.push_sink": "push",
     "millstream.bridges.webhook_sink": "webhook",
     "millstream.bridges.zeromq_sink": "zeromq",
-    "millstream.capture.endpoints": "postgres_changes sqlite_changes",
+    "millstream.capture.endpoints": "mariadb_changes postgres_changes sqlite_changes",
     "millstream.capture.outbox": "outbox",
     "millstream.capture.topics": "captured debezium",
     "millstream.alerts.targets": "command email slack",
@@ -122,7 +129,7 @@ _NAMES = {
     "millstream.connectors.socket_lines": "socket",
     "millstream.connectors.topic.endpoint": "topic",
     "millstream.connectors.topic.several_endpoint": "topics",
-    "millstream.copies.endpoints": "http_rows key_files redis search_index",
+    "millstream.copies.endpoints": "http_rows key_files opensearch redis search_index",
     "millstream.errors": "MillstreamError",
     "millstream.events.aggregate": "Aggregate event",
     "millstream.events.event": "Append Event",
@@ -141,6 +148,7 @@ _NAMES = {
     "millstream.plan.learning": "ewma kmeans seasonal zscore",
     "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
     "millstream.plan.dashboards": "dashboard panel",
+    "millstream.plan.masks": "mask",
     "millstream.plan.parameters": "param",
     "millstream.plan.picks": "collect_set max_by min_by",
     "millstream.plan.process": "Key",
@@ -161,6 +169,17 @@ _NAMES = {
     "millstream.views": "merged",
 }
 _RENAMED = {"delta": "delta_window", "foreach": "foreach_batch", "never": "at_expiry"}
+_SQL_NAMES = {
+    "any_value": "first",
+    "approx_count_distinct": "approx_distinct",
+    "approx_percentile": "approx_quantiles",
+    "array_agg": "collect_list",
+    "first_value": "first",
+    "last_value": "last",
+    "percentile_approx": "approx_quantiles",
+    "session_window": "sessions",
+}
+"""Names of Spark SQL for what has another name here."""
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
@@ -186,6 +205,7 @@ __all__ = [
     "all",
     "all_of",
     "alternatives",
+    "amqp",
     "any",
     "any_order",
     "app",
@@ -243,8 +263,11 @@ __all__ = [
     "in_order",
     "kafka",
     "key_files",
+    "kinesis",
     "kmeans",
     "last",
+    "mariadb_changes",
+    "mask",
     "max",
     "max_by",
     "mean",
@@ -256,6 +279,7 @@ __all__ = [
     "mode",
     "models",
     "mqtt",
+    "opensearch",
     "outbox",
     "panel",
     "param",
@@ -264,6 +288,7 @@ __all__ = [
     "postgres",
     "postgres_changes",
     "punctuated",
+    "push",
     "queries",
     "rate",
     "redis",
@@ -276,10 +301,12 @@ __all__ = [
     "sessions",
     "slack",
     "sliding",
+    "sns",
     "socket",
     "some",
     "sqlite",
     "sqlite_changes",
+    "sqs",
     "std",
     "stddev",
     "stddev_pop",
@@ -306,6 +333,8 @@ def __getattr__(name: str) -> object:
         return import_module("millstream.errors")
     if name in _RENAMED:
         raise AttributeError(f"millstream.{name} was renamed: use millstream.{_RENAMED[name]}")
+    if name in _SQL_NAMES:
+        raise AttributeError(f"there is no millstream.{name}: use millstream.{_SQL_NAMES[name]}")
     if name not in _HOME:
         raise AttributeError(f"module 'millstream' has no attribute '{name}'")
     found = getattr(import_module(_HOME[name]), name)

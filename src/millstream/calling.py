@@ -30,6 +30,7 @@ from millstream.errors import (
     UnknownTopic,
 )
 from millstream.log import Broker, connect
+from millstream.log.buffer import Receipt
 from millstream.plan.asks import ANSWERS_TOPIC, ERROR, EXPIRES, REQUEST, REQUESTS_TOPIC, ROWS, topic_of
 from millstream.records import Schema, duration, rows_to_batch
 from millstream.user_lines import AtUsersLine, what_exists
@@ -69,22 +70,27 @@ class Client:
         Raises AskFailed with the error of a step that failed on the request, and AskTimedOut if no answer came in time.
         """
         with AtUsersLine():
-            return self.submit(name, timeout, **arguments).result()
+            return self.send(name, arguments, duration(timeout, what="timeout"), at_once=True).result()
 
     def submit(self, name: str, /, timeout: str | timedelta = TIMEOUT, **arguments: Any) -> Future[Rows]:
         """Asks a question without waiting: the result of the future is the answer, or the error."""
         with AtUsersLine():
             return self.send(name, arguments, duration(timeout, what="timeout"))
 
-    def send(self, name: str, arguments: Mapping[str, Any], limit: timedelta) -> Future[Rows]:
-        """The same, with the arguments as a mapping."""
+    def send(self, name: str, arguments: Mapping[str, Any], limit: timedelta, *, at_once: bool = False) -> Future[Rows]:
+        """The same, with the arguments as a mapping. `at_once` waits until the request is stored.
+
+        Otherwise requests that follow one another are stored together; one that cannot be stored ends with the error.
+        """
         line = self._line(name)
         request, future = uuid.uuid4().hex, Future[Rows]()
         line.check(arguments)
-        line.expect(request, future, limit)
+        waiting = line.expect(request, future, limit)
         row = {REQUEST: request, EXPIRES: datetime.now(UTC) + limit, **arguments}
         try:
-            self._producer.send(line.requests, row, key=request).wait()
+            waiting.receipt = self._producer.send(line.requests, row, key=request)
+            if at_once:
+                waiting.receipt.wait()
         except BaseException:
             line.forget(request)
             raise
@@ -115,9 +121,12 @@ class Client:
             lines, self._lines = list(self._lines.values()), {}
         for line in lines:
             line.close()
-        self._producer.close()
-        if self._owns_log:
-            self._log.close()
+        try:
+            with suppress(MillstreamError):  # the caller of a request that was not stored has its error
+                self._producer.close()
+        finally:
+            if self._owns_log:
+                self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -153,13 +162,20 @@ class Client:
         )
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Waiting:
     """A call whose answer has not come yet."""
 
     future: Future[Rows]
     limit: timedelta
     until: float
+    receipt: Receipt | None = None
+    """Of the request."""
+
+    @property
+    def refused(self) -> MillstreamError | None:
+        """Why the request could not be stored."""
+        return self.receipt.error if self.receipt is not None and self.receipt.done else None
 
 
 class _Line:
@@ -198,11 +214,12 @@ class _Line:
                 f"'{self._name}' cannot be asked: {failures[0].reason}", next_step=f"its columns: {self._columns.ddl}"
             )
 
-    def expect(self, request: str, future: Future[Rows], limit: timedelta) -> None:
-        self._waiting[request] = _Waiting(future, limit, time.monotonic() + limit.total_seconds())
+    def expect(self, request: str, future: Future[Rows], limit: timedelta) -> _Waiting:
+        made = self._waiting[request] = _Waiting(future, limit, time.monotonic() + limit.total_seconds())
         if self._ends.is_set():  # the thread may not look at it any more
             self.forget(request)
             raise ClosedError("the client was closed, or cannot read answers any more", next_step="ask again")
+        return made
 
     def forget(self, request: str) -> None:
         self._waiting.pop(request, None)
@@ -242,7 +259,10 @@ class _Line:
     def _end_late(self) -> None:
         now = time.monotonic()
         for request, waiting in list(self._waiting.items()):
-            if now >= waiting.until or waiting.future.cancelled():
+            if (refused := waiting.refused) is not None:
+                self.forget(request)
+                _settle(waiting.future, lambda future, why=refused: future.set_exception(why))  # type: ignore[misc]
+            elif now >= waiting.until or waiting.future.cancelled():
                 self.forget(request)
                 late = AskTimedOut(
                     f"'{self._name}' of the job '{self._job}' was not answered within "

@@ -18,6 +18,7 @@ FOLDER_MODE = 0o700
 FILE_MODE = 0o600
 SHARED_FOLDER_MODE = 0o2770  # setgid: what is created inside belongs to the same group
 SHARED_FILE_MODE = 0o660
+NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 SEEN_ONLY: int = getattr(os, "O_PATH", os.O_RDONLY)
 """For a descriptor that only says what a file is: closing it does not release SQLite's locks (see
 `ensure_database_file`)."""

@@ -23,7 +23,7 @@ import pyarrow.fs as fs
 
 from millstream.errors import InvalidInput, MillstreamError, NotFound
 from millstream.secrets import Secret, concealed, revealed, shown_address
-from millstream.user_lines import users_line
+from millstream.user_lines import users_line, what_exists
 from millstream.webhdfs import URL as WEBHDFS_URL
 from millstream.webhdfs import USER as HADOOP_USER
 from millstream.webhdfs import WebHdfs
@@ -41,6 +41,8 @@ _S3 = {
     "region": "AWS_REGION",
     "endpoint_override": "AWS_ENDPOINT_URL",
 }
+S3_OPTIONS = (*_S3.values(), "AWS_ALLOW_HTTP")
+"""The last one is for Delta tables beside the files: here the scheme of the endpoint says it."""
 FOR_GOOD = re.compile(
     r"ACCESS_DENIED|NO_SUCH_BUCKET|INVALID_ACCESS_KEY|SIGNATURE_DOES_NOT_MATCH|InvalidAccessKey|HTTP status 40[013]|"
     r"does not exist|NoSuchBucket|Bucket .* not found",
@@ -67,6 +69,21 @@ def check_address(path: str) -> None:
             where=users_line(),
             next_step=f"known: a path, {', '.join(f'{each}://' for each in ('file', *SCHEMES))}",
         )
+
+
+def check_options(path: str, options: Mapping[str, Any]) -> None:
+    """Refuses options that would be ignored; those of a path on the local disk may be for another place."""
+    scheme = scheme_of(path)
+    if scheme is None:
+        return
+    known = S3_OPTIONS if scheme in ("s3", "s3a") else (WEBHDFS_URL, HADOOP_USER) if scheme in HADOOP_SCHEMES else ()
+    for name in options:
+        if name not in known:
+            raise InvalidInput(
+                f"there is no option '{name}' for {scheme}://",
+                where=users_line(),
+                next_step=what_exists(name, known, kind="options") if known else "set what it needs in the environment",
+            )
 
 
 @dataclass(frozen=True)

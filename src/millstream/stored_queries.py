@@ -78,9 +78,9 @@ class StoredQueries:
         """Stores a query, or replaces the one of that id: `stored.put("q7", 'title:"spark streaming" AND price:<50')`.
 
         `where` is a condition in Spark SQL that documents must satisfy besides. The query is in force from `at` on, by
-        default from now. With `since`, documents from then on are found as well, as far as the flow holds them:
-        `match_queries(…, history=…)`. A query that cannot be read is refused with the column of the mistake; whether
-        its fields exist is checked by the flow.
+        default from now. With `since`, documents from then on are found as well, those of the log or those that the
+        flow holds: `match_queries(…, history="log")` or `history="7 days"`. A query that cannot be read is refused with
+        the column of the mistake; whether its fields exist is checked by the flow.
         """
         with AtUsersLine():
             parsed(_text(query, "the query"))

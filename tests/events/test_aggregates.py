@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidInput, UnknownEvent, UpcastFailed, WrongVersion
+from millstream.errors import EventIdReused, InvalidInput, UnknownEvent, UpcastFailed, WrongVersion
 from millstream.events.store import EventStore
 
 from .conftest import Open
@@ -230,6 +231,8 @@ def test_a_forgotten_person_cannot_be_read_again(open_store: Open, tmp_path: Pat
         {"mail": "ann@example.org", "plan": "basic"}, "ann", False,
     )  # fmt: skip
     assert store.append("ann", ann).is_repeated  # encrypted differently, and yet the same
+    with pytest.raises(EventIdReused):
+        store.append("ann", replace(ann, data={"mail": "ann@example.org", "plan": "large"}))
     assert store.forget("ann")
     assert not store.forget("ann")
     for each in (store, open_store(keys=tmp_path / "keys")):

@@ -71,7 +71,9 @@ def test_a_repeated_append_stores_nothing_twice(open_store: Open) -> None:
 
 def test_recorded_events_cannot_be_changed(store: EventStore) -> None:
     store.append("seat", ms.Event("Sold", {"to": "ann"}, id="sale-1"))
+    store.append("tags", ms.Event("Tagged", {"tag": "$personal", "n": 1}, id="tag-1"))
     changes = [
+        ("tags", [ms.Event("Tagged", {"tag": "$personal", "n": 2}, id="tag-1")]),
         ("seat", [ms.Event("Sold", {"to": "bob"}, id="sale-1")]),
         ("seat", [ms.Event("Held", {"to": "ann"}, id="sale-1")]),
         ("other", [ms.Event("Sold", {"to": "ann"}, id="sale-1")]),
@@ -81,7 +83,9 @@ def test_recorded_events_cannot_be_changed(store: EventStore) -> None:
     for stream, events in changes:
         with pytest.raises(EventIdReused):
             store.append(stream, events)
-    assert [(event.stream, event.data) for event in store.read_all()] == [("seat", {"to": "ann"})]
+    assert [(event.stream, event.data) for event in store.read_all()] == [
+        ("seat", {"to": "ann"}), ("tags", {"tag": "$personal", "n": 1}),
+    ]  # fmt: skip
 
 
 def test_an_append_to_several_streams_is_all_or_nothing(store: EventStore) -> None:
@@ -240,6 +244,9 @@ def test_bad_input_is_refused(tmp_path: Path, embedded_only: str) -> None:
         ms.Event("")
     with pytest.raises(InvalidInput, match="the store's own"):
         ms.Event("$closed")
+    for half in ({"type": "half \ud83d"}, {"type": "A", "id": "half \ud83d"}):
+        with pytest.raises(InvalidInput):
+            ms.Event(**half)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="mapping"):
         ms.Event("Added", ["tea"])  # type: ignore[arg-type]
     store = ms.event_store(tmp_path / "log", "carts")
@@ -247,13 +254,23 @@ def test_bad_input_is_refused(tmp_path: Path, embedded_only: str) -> None:
         ("", [ms.Event("A")], None),
         ("s", [], None),
         ("s", ["Added"], None),
+        ("s", None, None),
+        ("half \ud83d", [ms.Event("A")], None),
         ("s", [ms.Event("A", {"x": object()})], None),
+        ("s", [ms.Event("A", {"$personal": 1})], None),
         ("s", [ms.Event("A")], -1),
         ("s", [ms.Event("A")], True),
         ("s", [ms.Event("A", {"mail": "x"}, subject="ann", personal="mail")], None),
     ]:
         with pytest.raises(InvalidInput):
             store.append(stream, events, expected_version=version)  # type: ignore[arg-type]
+    for wrong in ("junk", ms.Append("s", []), ms.Append("s", None)):  # type: ignore[arg-type]
+        with pytest.raises(InvalidInput):
+            store.append_each([ms.Append("s", [ms.Event("A")]), wrong])  # type: ignore[list-item]
+    with pytest.raises(InvalidInput, match="not a version"):
+        list(store.read("s", from_version="1"))  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="not a position"):
+        list(store.read_all(-1))
     assert list(store.read_all()) == []
     store.close()
     with pytest.raises(ClosedError):

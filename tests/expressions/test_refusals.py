@@ -30,7 +30,7 @@ REFUSALS = [
     ("window(at, '1 hour')", "looks at more than one row", ".window("),
     ("rand()", "the function rand is not supported: results must be repeatable", "provide it"),
     ("uuid()", "results must be repeatable", ""),
-    ("unix_timestamp()", "results must be repeatable", ""),
+    ("current_time()", "results must be repeatable", ""),
     ("hash(n)", "its result would differ between the runners", "map(…)"),
     ("transform(xs, 1)", "'1' is not a function", "x -> x + 1"),
     ("transform(n, x -> x)", "transform takes an array, but got int", ""),

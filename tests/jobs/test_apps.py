@@ -21,6 +21,7 @@ from millstream.jobs.app_flows import FILE, AppFlow, FlowState, read_flows
 from millstream.jobs.app_rewinds import settle_rewinds
 from millstream.jobs.job_folder import DESCRIPTION, JobDescription, JobFolder
 from millstream.jobs.owed_batches import OwedBatches
+from millstream.jobs.plan_document import read_plan
 from millstream.jobs.savepoints import _refuse_failed_flows
 from millstream.local import Local
 from millstream.log import EmbeddedLog
@@ -288,3 +289,28 @@ def test_the_flows_of_a_job_that_is_no_app(tmp_path: Path) -> None:
     assert read_flows(tmp_path) == []
     (tmp_path / FILE).write_text("{")
     assert read_flows(tmp_path) == []
+
+
+@pytest.mark.more
+@pytest.mark.usefixtures("spark")
+def test_the_plan_has_the_topics_of_a_flow_that_failed(log: EmbeddedLog, tmp_path: Path) -> None:
+    """They may have masked columns, whether the flow runs or not."""
+    fails = tmp_path / "fails"
+    fails.touch()
+    shaky = ms.Flow("shaky")
+    orders = shaky.read("orders", schema="email string")
+    orders.map(Shaky(fails), schema=orders.schema).write("rows.shaky")
+    log.create_topic("orders", partitions=1)
+    put(log, "scores", batch(0, 5))
+    with log.producer() as producer:
+        producer.send("orders", b'{"email": "ann@example.org"}')
+    job = ms.app([passed_on("plain"), shaky], name="both").start(broker=log.path, key_groups=2)
+
+    def plan() -> dict[str, Any]:
+        return read_plan(job.folder.path) or {}
+
+    try:
+        until(lambda: "orders" not in [step["topic"] for step in plan()["logical"]], "a query without the flow")
+        assert plan()["read"]["orders"] == ["email"]
+    finally:
+        job.stop()

@@ -82,6 +82,22 @@ def test_new_steps_start_empty_and_the_others_continue(log: EmbeddedLog, caplog:
     assert len(read(log, "users")) == len(USERS)
 
 
+@pytest.mark.more
+@pytest.mark.usefixtures("spark")
+def test_a_job_continues_with_a_changed_pattern(log: EmbeddedLog) -> None:
+    def run(last: str) -> None:
+        flow = ms.Flow("pairs")
+        pattern = ms.pattern("a", "n = 1").followed_by("b", last).within("1 hour")
+        scores(flow).key_by("user").match(pattern).select("user", a="a.n", b="b.n").write("pairs")
+        flow.run(broker=log.path, until=CAUGHT_UP)
+
+    put(log, "scores", [("u", 1, 1.0), ("u", 2, 2.0), ("v", 1, 3.0)])
+    run("n = 7")
+    put(log, "scores", [("u", 9, 30.0), ("v", 8, 31.0), ("w", 5, 300.0)])
+    run("n = 9")
+    assert [(each["user"], each["a"], each["b"]) for each in read(log, "pairs")] == [("u", 1, 9)]
+
+
 # ---------------------------------------------------------------- refused, without Spark
 
 
@@ -211,6 +227,51 @@ def test_indistinguishable_steps_are_refused(now: tuple[Build, ...]) -> None:
     kept = first_fit(physical_plan(good, lambda stream: total(stream.where("n > 5")))).steps
     with pytest.raises(JobChanged, match=r"- scores\.agg-"):
         fit(kept, *now)
+
+
+def found(pattern: ms.Pattern, key: str = "user", **options: Any) -> Build:
+    return lambda stream: stream.key_by(key).match(pattern, **options)
+
+
+LOW, HIGH = ms.pattern("a", "n > 1").next("b"), ms.pattern("a", "n > 2").followed_by("b", "n < a.n")
+
+
+@pytest.mark.parametrize("name", [None, "pairs"])
+def test_a_changed_pattern_continues_with_the_rows(name: str | None) -> None:
+    kept = first_fit(physical_plan(users, found(LOW, name=name))).steps
+    changed = fit(kept, found(HIGH, skip="to next", name=name), users)
+    assert (placed(changed), changed.new_steps) == (["1", "0"], ())
+    assert placed(fit(changed.steps, found(LOW, name=name), users, progress=LATER)) == ["1", "0"]
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (found(LOW, name="pairs"), found(LOW, key="n", name="pairs")),
+        (found(LOW, early=True, name="pairs"), found(HIGH, early=True, name="pairs")),
+        (found(LOW, name="pairs"), found(LOW, matches="preferred", name="pairs")),
+        (found(LOW, name="pairs"), found(LOW.within("1 hour"), name="pairs")),
+        (
+            lambda stream: stream.match_recognize("measures A.n as n pattern (A) define A as n > 1", name="pairs"),
+            lambda stream: stream.match_recognize("measures A.n as n pattern (^ A) define A as n > 1", name="pairs"),
+        ),
+    ],
+    ids=["another key", "early", "preferred", "limit", "from the first row"],
+)
+def test_a_pattern_whose_state_means_something_else_is_refused(then: Build, now: Build) -> None:
+    kept = first_fit(physical_plan(then)).steps
+    with pytest.raises(JobChanged, match="has changed"):
+        fit(kept, now)
+
+
+def test_a_job_that_recorded_only_its_pattern_continues_with_the_same_one() -> None:
+    kept = {
+        name: {part: text for part, text in each.items() if part != "holds"}
+        for name, each in first_fit(physical_plan(found(LOW, name="pairs"))).steps.items()
+    }
+    assert placed(fit(kept, found(LOW, name="pairs"))) == ["0"]
+    with pytest.raises(JobChanged, match="pairs, does"):
+        fit(kept, found(HIGH, name="pairs"))
 
 
 def test_what_was_added_in_a_run_that_failed_may_be_removed() -> None:

@@ -9,9 +9,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -59,18 +59,17 @@ def test_the_sum_stays_under_kills(accounts: int, tmp_path: Path, rounds: Callab
         assert process.wait(START_S) == -signal.SIGKILL
         print(f"kill {number + 1} of {kills}, {batches(broker)} batches", flush=True)
     process = started(tmp_path, broker)
-    try:
-        held: dict[str, Any] = {}
+    with closing(example.Balances(broker, accounts)) as held:
+        try:
 
-        def is_at_rest() -> bool:
-            nonlocal held
-            assert process.poll() is None, (tmp_path / "err").read_text()
-            held = example.balances(broker)
-            return bool(example.is_at_rest(held, kills * TRANSFERS, accounts))
+            def is_at_rest() -> bool:
+                assert process.poll() is None, (tmp_path / "err").read_text()
+                held.read()
+                return bool(held.is_at_rest(kills * TRANSFERS))
 
-        until(is_at_rest, "all orders are executed", 2.0)
-    finally:
-        process.terminate()
-        process.wait(START_S)
-    assert len(held) == accounts
-    assert all(row["balance"] >= 0 for row in held.values())
+            until(is_at_rest, "all orders are executed", 2.0)
+        finally:
+            process.terminate()
+            process.wait(START_S)
+        assert len(held.of) == accounts
+        assert all(balance >= 0 for balance, _, _ in held.of.values())

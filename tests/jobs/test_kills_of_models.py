@@ -30,7 +30,7 @@ flow = ms.Flow("killed")
 scores = flow.read("{scores}", "{scores_schema}", event_time="at", watermark=ms.bounded("5 seconds"))
 with ms.models("models", log=log) as models, ms.queries(log, "alerts") as alerts:
     scores.predict(models, "n", into="score").write("{scored}", partitions=1)
-    found = scores.match_queries(alerts, text="user")
+    found = scores.match_queries(alerts, text="user", history="log")
 found.select("query", "user", "n", "at").write("{found}")
 found.late.select("user", "n", "at").write("{late}")
 """
@@ -60,6 +60,7 @@ def test_models_and_queries_under_kills(killed: KilledModels, rounds: Callable[[
             models.put({"coefficients": [number + 1]})
             at, user = t(killed._second + AHEAD_S), USERS[number % len(USERS)]
             alerts.put(f"q{number}", user, at=at)
+            alerts.put(f"all{number}", user, at=at, since=t(0))  # reads the log when it takes effect
             in_force[f"q{number}"] = (user, at)
             killed.feed(ROUND_ROWS)
             assert killed.run_and_kill() == -signal.SIGKILL
@@ -88,4 +89,13 @@ def test_models_and_queries_under_kills(killed: KilledModels, rounds: Callable[[
             matches = read(log, killed.topics["found"])
             return Counter((row["query"], *key(row)) for row in matches if row["at"] <= last)
 
-        until(lambda: found() and found() == expected(), "all matches", 2.0)
+        def found_live() -> Counter[Any]:
+            return Counter({match: count for match, count in found().items() if match[0] in in_force})
+
+        until(lambda: found_live() and found_live() == expected(), "all matches", 2.0)
+        given, late = Counter(map(key, rows)), Counter(map(key, read(log, killed.topics["late"])))
+        matches = found()
+        for number, (user, _) in enumerate(in_force.values()):
+            of_user = {row: count for row, count in given.items() if row[0] == user and row[2] <= last}
+            for row, count in of_user.items():  # a late row is found if the log had it when the query took effect
+                assert count - late[row] <= matches[(f"all{number}", *row)] <= count, (number, row)

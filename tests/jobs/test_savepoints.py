@@ -107,7 +107,7 @@ def test_a_savepoint_is_never_there_in_part(job: JobFolder, saved: SavedJobs, mo
         raise Killed
 
     monkeypatch.setattr(savepoints, "sync_folder", lambda _: None)
-    for step in ("write_document", "_link"):
+    for step in ("write_document", "link"):
         with monkeypatch.context() as patch:
             patch.setattr(savepoints, step, killed)
             patch.setattr(shutil, "rmtree", lambda *_, **__: None)  # a killed process does not clean up
@@ -123,7 +123,7 @@ def test_a_savepoint_is_never_there_in_part(job: JobFolder, saved: SavedJobs, mo
 def test_a_file_that_vanishes_meanwhile_is_tried_again(
     job: JobFolder, saved: SavedJobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    link, missing = savepoints._link, [FileNotFoundError(2, "gone", "state"), FileNotFoundError(2, "gone", "state")]
+    link, missing = savepoints.link, [FileNotFoundError(2, "gone", "state"), FileNotFoundError(2, "gone", "state")]
 
     def vanishing(path: Path, place: Path) -> None:
         if missing:
@@ -131,7 +131,7 @@ def test_a_file_that_vanishes_meanwhile_is_tried_again(
             raise missing.pop()
         link(path, place)
 
-    monkeypatch.setattr(savepoints, "_link", vanishing)
+    monkeypatch.setattr(savepoints, "link", vanishing)
     assert saved.savepoint("job")["batch"] == 4
     (job.checkpoint / "metadata").unlink()
     with pytest.raises(DamagedState, match="metadata is missing"):

@@ -131,7 +131,7 @@ def test_a_started_job_shows_its_progress_if_asked(
     log.create_topic("scores", schema="n int")
     flow = ms.Flow("shown", log=log.path)
     flow.read("scores").write("copy")
-    for progress in ("none", "lines"):
+    for progress in (False, "lines"):
         job = flow.start(until="caught up", progress=progress)  # type: ignore[arg-type]
         job.wait()
         assert ("shown: checking the sources" in capsys.readouterr().err) == (progress == "lines")

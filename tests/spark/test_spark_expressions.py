@@ -317,3 +317,68 @@ def test_a_condition_that_is_never_true_does_not_hold_back_the_rest(spark: Spark
 
     (_, closed) = played(flow, [Add(ROWS), Watermark(at(30))])
     assert [row["n"] for row in closed] == [4]
+
+
+def test_the_names_of_steps_do_not_depend_on_the_run(spark: SparkSession) -> None:
+    """State is stored under them; Spark prints addresses of objects, and counts the arguments of lambdas."""
+    from pyspark.sql import functions as sf
+
+    @sf.udf("string")
+    def loud(text: str) -> str:
+        return text.upper()
+
+    def explained() -> str:
+        rows: Any = ms.Flow("same").read("rows", SCHEMA, event_time="at")
+        added = rows.with_column("more", sf.transform("xs", lambda x: x + 1))
+        keyed = added.where(sf.length(loud("body")) > 1).key_by(k=loud(sf.lower("body")))
+        made: ms.Stream = keyed.window(ms.fixed("1 hour")).agg(n=ms.max(loud(sf.concat("body", sf.lit("!")))))
+        return made.explain()
+
+    first = explained()
+    assert explained() == first
+    for text in ("where >(length(loud(body)), 1)", "loud(lower(body)) as k", "n=max(loud(concat(body, '!')))"):
+        assert text in first
+    assert "transform(xs, x_1 -> +(x_1, 1)) as more" in first
+
+
+@pytest.mark.more
+def test_streams_are_joined_on_what_only_spark_computes(spark: SparkSession) -> None:
+    from pyspark.sql import functions as sf
+
+    @sf.udf("string")
+    def folded(text: str) -> str:
+        return text.casefold()
+
+    def flow(clicks: ms.Stream, views: ms.Stream) -> ms.Stream:
+        named: Any = [(folded("user"), folded("name"))]
+        pairs = clicks.join(views, on=named, within=("-1 minute", "1 minute")).select("user", "name", "n")
+        codes = clicks.flow.table([{"code": 1}, {"code": 3}], "code int")
+        return pairs.join(codes, on={"xxhash64(n)": "xxhash64(code)"}).select("user", "name", "code")
+
+    schema = {"clicks": "user string, n int, at timestamp", "views": "name string, at timestamp"}
+    clicks = [{"user": "Ann", "n": 1, "at": at(0)}, {"user": "bob", "n": 3, "at": at(0)}]
+    script = [Add(clicks, to="clicks"), Add([{"name": "ANN", "at": at(0)}], to="views")]
+    out = play(flow, script, schema=schema, event_time={"clicks": "at", "views": "at"}, on="spark")
+    assert [tuple(row.values()) for row in out[1]] == [("Ann", "ANN", 1)]
+
+
+@pytest.mark.parametrize(
+    ("made", "what", "next_step"),
+    [
+        ("explode(xs) + xxhash64(id)", "makes several rows of one inside another expression", "in a select(…)"),
+        ("concat(xxhash64(body), uper(body))", "there is no function uper", "did you mean 'upper'?"),
+        ("xxhash64(length(body, 1))", "the wrong number of arguments", "Spark's reference"),
+    ],
+)
+def test_a_mistake_in_an_expression_for_spark(spark: SparkSession, made: str, what: str, next_step: str) -> None:
+    with pytest.raises(InvalidExpression) as refused:
+        ms.Flow("wrong").read("rows", SCHEMA).select("id", x=made)
+    assert what in refused.value.what
+    assert next_step in (refused.value.next_step or "")
+    assert __file__ in (refused.value.where or "")
+
+
+def test_a_column_of_another_dataframe_is_refused(spark: SparkSession) -> None:
+    other: Any = spark.createDataFrame([], "id int")
+    with pytest.raises(InvalidExpression, match="is a Column of another DataFrame"):
+        ms.Flow("wrong").read("rows", SCHEMA).where(other.id > 3)

@@ -64,6 +64,10 @@ def test_a_row_that_a_step_fails_on_shows_it_as_json(spark: SparkSession) -> Non
         (lambda rows: rows.distinct("id"), "the column 'v' is a variant, which only where, select"),
         (lambda rows: rows.union(rows.where("id > 1")), "the column 'v' is a variant, which only where, select"),
         (lambda rows: rows.key_by("v"), "'v' is variant, which cannot be a key"),
+        (
+            lambda rows: rows.group_by("id").agg(n=ms.collect_list("v")),
+            "'v' is a variant, which an aggregate cannot take",
+        ),
         (lambda rows: rows.write(ms.memory("variants")), "the column 'v' is a variant, which only where, select"),
     ],
 )
@@ -74,6 +78,7 @@ def test_a_step_that_cannot_have_one_is_refused_where_it_is_written(
     with pytest.raises(InvalidPlan) as refused:
         build(rows)
     assert what in refused.value.what
+    assert "variant_get(v" in (refused.value.next_step or "")
     assert __file__ in (refused.value.where or "")
 
 

@@ -24,9 +24,12 @@ def load() -> ModuleType:
 script = load()
 
 
+LONG = ("notebooks.md", "triggers.md", "four_questions.md")
+
+
 def of_its_kind(page: Path) -> object:
-    """The page about notebooks runs one."""
-    return pytest.param(page, id=page.name, marks=[pytest.mark.more] if page.name == "notebooks.md" else [])
+    """Some pages take long."""
+    return pytest.param(page, id=page.name, marks=[pytest.mark.more] if page.name in LONG else [])
 
 
 @pytest.mark.parametrize("page", [of_its_kind(page) for page in script.pages()])

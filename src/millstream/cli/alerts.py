@@ -27,12 +27,15 @@ def list_alerts(session: Session) -> None:
     for rule in found["rules"]:
         held = [each for each in found["active"] if each["rule"] == rule["rule"]]
         shown = ", ".join(f"{each['job']} since {time_text(each['since'])}" for each in held)
-        rows.append([rule["rule"], ", ".join(rule["jobs"]), ", ".join(rule["to"]) or None, shown or None])
+        rows.append([rule["rule"], ", ".join(rule["jobs"]) or None, ", ".join(rule["to"]) or None, shown or None])
     show_table(session, ["rule", "jobs", "to", "holds for"], rows, document=found, empty="there are no rules")
     if session.json:
         return
     if found["error"]:
         show_note(found["error"])
+    for database in found["databases"]:
+        if database["error"]:
+            show_note(f"the slots of {database['name']} ({database['address']}) are not known: {database['error']}")
     for target in found["targets"]:
         state = f"fails: {target['error']}" if target["failures"] else "works, as far as is known"
         show_note(f"{target['name']} ({target['target']}): {state}")

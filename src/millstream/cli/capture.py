@@ -53,6 +53,7 @@ def register(app: typer.Typer) -> None:
         "Capture the rows of database tables, and every change of them.",
         sqlite_tables,
         postgres_tables,
+        mariadb_tables,
         outbox_events,
         slots_of_captures,
     )
@@ -101,6 +102,10 @@ def postgres_tables(
     name: Name = None,
     partitions: Partitions = 1,
     type: ColumnTypes = None,
+    messages: Annotated[
+        str | None,
+        typer.Option(metavar="TOPIC", help="Capture logical messages (pg_logical_emit_message) into this topic, too."),
+    ] = None,
     until_caught_up: UntilCaughtUp = False,
     remove: Remove = False,
 ) -> None:
@@ -122,13 +127,43 @@ def postgres_tables(
     from millstream.connectors.databases.endpoints import checked_address
 
     dsn = checked_address(address, "postgresql://user@host/database")
-    opened = partial(PostgresDatabase, dsn, types=_types(type))
+    opened = partial(PostgresDatabase, dsn, types=_types(type), messages=messages)
     chosen = name or database_name(dsn)
     if remove:
         _remove(session, opened({}, chosen), chosen)
     else:
         made = partial(Capture, name=chosen, opened=partial(opened, _tables(table)), partitions=partitions)
         _run(session, into, until_caught_up, made)
+
+
+def mariadb_tables(
+    session: Session,
+    address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Of the database: mariadb://user@host/database.")],
+    table: Tables = None,
+    into: Into = None,
+    name: Name = None,
+    partitions: Partitions = 1,
+    type: ColumnTypes = None,
+    until_caught_up: UntilCaughtUp = False,
+) -> None:
+    """Capture tables of a MariaDB database into topics, until Ctrl-C.
+
+    Each table becomes a topic: first all its rows, then every change, by the binary log of the server. Nothing is
+    created in the database; the server keeps its binary log for as long as it is configured to.
+
+    Needs: pip install 'millstream[mariadb]'. A password is better in MYSQL_PWD.
+
+    \b
+    Example:
+      millstream capture mariadb mariadb://shop@db/shop --table orders --table sales.items=items
+    """
+    from millstream.capture.capturing import Capture
+    from millstream.capture.mariadb.address import parsed
+    from millstream.capture.mariadb.database import MariadbDatabase
+
+    chosen = name or parsed(address).database
+    opened = partial(MariadbDatabase, address, _tables(table), types=_types(type))
+    _run(session, into, until_caught_up, partial(Capture, name=chosen, opened=opened, partitions=partitions))
 
 
 def outbox_events(

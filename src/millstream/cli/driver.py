@@ -48,8 +48,12 @@ def _answer(question: Callable[..., dict[str, object]], *arguments: str) -> int:
     except MillstreamError as error:
         failure = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next_step}
         document = {"error": failure}
-    sys.stdout.write(f"\n{json.dumps(document, default=str)}\n")
+    sys.stdout.write(f"\n{json.dumps(document, default=_text)}\n")
     return 0
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
 def _check(log_address: str, file: str, flow: str) -> dict[str, object]:
@@ -60,12 +64,12 @@ def _check(log_address: str, file: str, flow: str) -> dict[str, object]:
     return {"flow": found.name}
 
 
-def _state(_: str, folder: str, job: str, step: str, key: str) -> dict[str, object]:
+def _state(_: str, folder: str, job: str, step: str, key: str, batches: str) -> dict[str, object]:
     """The state of a step, read by a Spark session of this process."""
     from millstream.jobs.job_folder import JobFolder
     from millstream.jobs.state_rows import state_of
 
-    return state_of(JobFolder(Path(folder), job), step, json.loads(key))
+    return state_of(JobFolder(Path(folder), job), step, json.loads(key), int(batches))
 
 
 def _compare(log_address: str, file: str, flow: str, folder: str, mapping: str) -> dict[str, object]:

@@ -15,10 +15,13 @@ from millstream.errors import InvalidInput
 if TYPE_CHECKING:
     from millstream.copies.endpoints import Copy
 
+COPIES = (
+    "redis://HOST:PORT/DB#NAME, files:FOLDER, index:FOLDER, opensearch:http://HOST:PORT/INDEX, or https://HOST/PATH"
+)
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="With changes of a table, or rows by key.")]
 Target = Annotated[
     str,
-    typer.Argument(metavar="COPY", help="redis://HOST:PORT/DB#NAME, files:FOLDER, index:FOLDER, or https://HOST/PATH."),
+    typer.Argument(metavar="COPY", help=f"{COPIES}."),
 ]
 Text = Annotated[
     list[str] | None, typer.Option("--text", metavar="COLUMN", help="A column whose words are indexed. Repeatable.")
@@ -101,9 +104,13 @@ def copy_of(address: str, text: list[str] | None) -> Copy:
         if not text:
             raise InvalidInput("a search index needs the columns to search in", next_step="--text COLUMN, repeatable")
         return endpoints.search_index(rest, text=text)
+    elif scheme == "opensearch":
+        url, _, name = rest.rpartition("/")
+        if url and name:
+            return endpoints.opensearch(url, name)
     elif scheme in ("http", "https"):
         return endpoints.http_rows(address)
     raise InvalidInput(
         f"'{address}' is not a copy",
-        next_step="write redis://HOST:PORT/DB#NAME, files:FOLDER, index:FOLDER, or https://HOST/PATH",
+        next_step=f"write {COPIES}",
     )

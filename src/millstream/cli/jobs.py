@@ -26,6 +26,7 @@ def register(app: typer.Typer) -> None:
         supervised.logs,
         measured.metrics,
         supervised.runs,
+        supervised.failures,
         supervised.start,
         supervised.stop,
         supervised.restart,

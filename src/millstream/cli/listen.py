@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
+from millstream.cli import listen_queues, listen_sockets
 from millstream.cli.failures import warn
-from millstream.cli.listen_sockets import COMMANDS
 from millstream.cli.output import show_note
 from millstream.cli.session import AllowedHosts, Session, complete_topics, subcommands
 from millstream.errors import InvalidInput
@@ -29,7 +30,9 @@ KeepIds = Annotated[
 
 def register(app: typer.Typer) -> None:
     help = "Receive events over other protocols and store them in topics."
-    subcommands(app, "listen", help, http, gateway, flight, mqtt, files, *COMMANDS)
+    subcommands(
+        app, "listen", help, http, gateway, flight, mqtt, files, *listen_queues.COMMANDS, *listen_sockets.COMMANDS
+    )
 
 
 def http(
@@ -137,6 +140,16 @@ def gateway(
     allowed_host: AllowedHosts = None,
     token_file: TokenFile = None,
     read_only: Annotated[bool, typer.Option("--read-only", help="Reject new records.")] = False,
+    callbacks: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Let clients register callback URLs; they are kept in this private file."),
+    ] = None,
+    callback_host: Annotated[
+        list[str] | None, typer.Option(metavar="HOST", help="The only hosts of callback URLs; repeatable.")
+    ] = None,
+    retry_for: Annotated[
+        str, typer.Option(metavar="'1 day'", help="How long a record is tried before it becomes a dead letter.")
+    ] = "1 day",
 ) -> None:
     """Serve topics over HTTP until Ctrl-C, for programs in any language: produce, read, follow, and groups.
 
@@ -153,17 +166,23 @@ def gateway(
     from millstream.serving.http import listening, server
 
     http_listener.check_installed()
+    from millstream.bridges.callbacks import Callbacks
     from millstream.bridges.connection import BridgeConnection
     from millstream.bridges.gateway import BODY_BYTES_MAX
     from millstream.bridges.gateway import gateway as opened
 
     address = ListenAddress.of(host, port)
     access = Access.at(address, allowed_hosts=allowed_host or [], token=read_token(token_file, os.environ))
-    with (
-        session.log() as log,
-        opened(log, access, topics or [], read_only=read_only) as application,
-        listening(address) as taken,
-    ):
+    with ExitStack() as opening:
+        log = opening.enter_context(session.log())
+        registered = None
+        if callbacks is not None:
+            made = Callbacks(log, callbacks, hosts=callback_host or [], retry_for=retry_for)
+            registered = opening.enter_context(closing(made))
+        application = opening.enter_context(
+            opened(log, access, topics or [], read_only=read_only, callbacks=registered)
+        )
+        taken = opening.enter_context(listening(address))
         url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local)
         show_note(f"the gateway is at {url}/ until Ctrl-C")
         server(application, BridgeConnection, message_bytes_max=BODY_BYTES_MAX).run(sockets=[taken])
@@ -221,13 +240,9 @@ def mqtt(
     id_property: Annotated[
         str | None, typer.Option(metavar="NAME", help="The user property with the id of a message, in MQTT 5.")
     ] = None,
-    tls_ca: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Certificates to trust, if not the system's.")
-    ] = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="This client's certificate, if the broker wants one.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")] = None,
+    tls_ca: listen_queues.Trusted = None,
+    tls_cert: listen_queues.Certificate = None,
+    tls_key: listen_queues.CertificateKey = None,
     will_topic: Annotated[
         str | None,
         typer.Option(metavar="TOPIC", help="Where the broker publishes 'offline', retained, if this bridge crashes."),
@@ -239,15 +254,12 @@ def mqtt(
 ) -> None:
     """Receive messages of an MQTT broker until Ctrl-C: each is acknowledged when it is safe on disk.
 
-    The key of a record is the MQTT topic. The password is in MILLSTREAM_MQTT_PASSWORD. Needs: pip install
-    'millstream[mqtt]'
+    The key of a record is the MQTT topic. The password is in MILLSTREAM_MQTT_PASSWORD.
 
     \b
     Example:
       millstream listen mqtt readings --at mqtt://127.0.0.1 --subscribe 'devices/#' --client-id cellar
     """
-    import signal
-
     from millstream.bridges.landing import Landing
     from millstream.bridges.mqtt import MqttBridge, MqttSource
     from millstream.bridges.mqtt_client import PASSWORD_VARIABLE, MqttBroker, Will
@@ -269,14 +281,8 @@ def mqtt(
     source = MqttSource(broker, subscribe, client_id, qos, id_property, size_bytes(max_message))
     name = bridge_name("mqtt", f"{at} {client_id}")
     with session.log() as log, Landing(log, name, [topic], keep_ids=keep_ids) as landing:
-        bridge = MqttBridge(source, landing, topic)
-        bridge.on_ready = lambda: show_note(f"receiving {', '.join(subscribe)} for topic '{topic}' until Ctrl-C")
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: bridge.stop())
-        try:
-            bridge.run()
-        finally:
-            show_note(landing.counts.summary())
+        what = f"{', '.join(subscribe)} for topic '{topic}'"
+        listen_queues.run_until_stopped(MqttBridge(source, landing, topic), landing.counts, what)
 
 
 def files(

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from millstream.jobs.saved_jobs import SavedJobs
     from millstream.supervision.client import Jobs
 
+WORDS = {"changed": "changed", "only old": "removed", "only new": "added"}
 SavepointName = Annotated[str, typer.Argument(metavar="SAVEPOINT", help="Its name: see millstream jobs savepoints.")]
 
 
@@ -92,19 +93,38 @@ def state(
     key: Annotated[
         list[str] | None, typer.Option("--key", metavar="COLUMN=VALUE", help="Only rows of this key; repeatable.")
     ] = None,
+    batches: Annotated[
+        int, typer.Option(min=0, max=20, metavar="N", help="Instead, show what each of the newest N batches changed.")
+    ] = 0,
 ) -> None:
     """Show the rows that a step of a job keeps, after its newest batch. It reads them with Spark.
 
     \b
     Example:
       millstream jobs state team-scores scores.agg-1f6b0c --key team=red
+      millstream jobs state team-scores scores.agg-1f6b0c --key team=red --batches 5
     """
-    found = _saved(session).state(name, step, parameters(key))
+    found = _saved(session).state(name, step, parameters(key), batches)
+    if batches and not session.json:
+        _show_changes(session, found["batches"])
+        return
     for table, rows in found["tables"].items() if not session.json else ():
         for row in rows:
             show_details(session, {"table": table, **{name: _cell(value) for name, value in row.items()}}, document=row)
     if session.json:
         show_details(session, {}, document=found)
+
+
+def _show_changes(session: Session, batches: list[dict[str, Any]]) -> None:
+    """A line for each row that a batch changed, the newest batch first."""
+    rows: list[tuple[Any, ...]] = []
+    for each in batches:
+        for table, found in each["tables"].items():
+            rows += [
+                (each["batch"], table, WORDS[row["what"]], *(_cell(row[side]) for side in ("old", "new")))
+                for row in found["rows"]
+            ]
+    show_table(session, ["batch", "table", "row", "before", "after"], rows, document=batches, empty="no changes")
 
 
 def _saved(session: Session) -> Jobs | SavedJobs:

@@ -190,6 +190,29 @@ def runs(session: Session, name: JobName) -> None:
     )
 
 
+def failures(session: Session, name: JobName) -> None:
+    """List the errors that ended runs of a job, equal ones together, the newest first.
+
+    \b
+    Example:
+      millstream jobs failures team-scores
+    """
+    found = supervisor_of(session).failures(name)
+    rows = [
+        (
+            each["times"],
+            time_text(each["first"]),
+            time_text(each["last"]),
+            each["last_run"],
+            each["what"],
+            each["where"],
+        )
+        for each in found["groups"]
+    ]
+    titles = ["times", "first", "last", "last run", "error", "where"]
+    show_table(session, titles, rows, document=found, empty="no run has failed")
+
+
 def listed(session: Session) -> list[dict[str, Any]]:
     """The jobs of the supervisor; none if there is no supervisor, or it does not answer."""
     try:

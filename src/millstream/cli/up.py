@@ -30,6 +30,12 @@ def up(
     allowed_host: AllowedHosts = None,
     certificate: Annotated[Path | None, typer.Option(metavar="FILE", help="Speak TLS with this PEM file.")] = None,
     key: Annotated[Path | None, typer.Option(metavar="FILE", help="The private key of the certificate.")] = None,
+    mask: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN", help="Never show the values of this column, or of those like card_*. Repeatable."
+        ),
+    ] = None,
     otlp: Annotated[
         str | None, typer.Option(metavar="URL", help="Send metrics to this OpenTelemetry collector, by OTLP over HTTP.")
     ] = None,
@@ -78,7 +84,7 @@ def up(
     listen_address = ListenAddress.of(host, port)
     with home.held(), tables_http.listening(listen_address) as taken:
         access = Access.at(listen_address, allowed_hosts=allowed_host or [], token=home.token())
-        supervisor = Supervisor(home.folder, log_address, home.jobs)
+        supervisor = Supervisor(home.folder, log_address, home.jobs, masked=mask or [])
         shown = f"[{host}]" if ":" in host else host
         url = f"{'http' if certificate is None else 'https'}://{shown}:{taken.getsockname()[1]}"
         home.announce(url, certificate)
@@ -89,8 +95,8 @@ def up(
             )
         show_note(f"the supervisor is at {url} until Ctrl-C; jobs go on without it. Its token: {home.folder / 'token'}")
         status = Status(supervisor)
-        exported = None if otlp is None else OtlpMetrics(otlp, status.running_metrics)
         alerting = Alerting(home.folder, status)
+        exported = None if otlp is None else OtlpMetrics(otlp, status.running_metrics, alerting.slots.samples)
         looking = threading.Thread(target=supervisor.run, name="millstream-supervisor", daemon=True)
         looking.start()
         alerting.start()

@@ -9,10 +9,8 @@ import orjson
 from millstream.errors import InvalidInput
 from millstream.events.event import Event, Recorded, checked_text
 from millstream.events.keys import Keys
-from millstream.events.layout import Row
+from millstream.events.layout import PERSONAL, Row
 from millstream.events.upcasters import Upcasters
-
-PERSONAL = "$personal"
 
 
 class Contents:
@@ -28,6 +26,12 @@ class Contents:
                 next_step='append events: millstream.Event("ItemAdded", {"item": "tea"})',
             )
         data = event.data if isinstance(event.data, dict) else dict(event.data)
+        if PERSONAL in data:
+            raise InvalidInput(
+                f"'{PERSONAL}' cannot be a field of an event: the store keeps encrypted fields there",
+                where=f"event '{event.type}'",
+                next_step="give the field another name",
+            )
         if event.personal:
             data = self._sealed(event, dict(data))
         return Row(

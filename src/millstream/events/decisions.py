@@ -6,23 +6,29 @@ A pure function of what the index knows and of the appends decided before in the
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
-from millstream.errors import EventIdReused, EventRefused, MillstreamError, StreamClosed, WrongVersion
+import orjson
+
+from millstream.errors import EventIdReused, EventRefused, InvalidInput, MillstreamError, StreamClosed, WrongVersion
 from millstream.events.event import Appended
 from millstream.events.index import Index
-from millstream.events.layout import CLOSED, Row
+from millstream.events.layout import CLOSED, PERSONAL, Row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Part:
-    """The part of an append for one stream, serialized. Its rows have neither versions nor times yet."""
+    """The part of an append for one stream, serialized. Its rows get versions and times when they are accepted."""
 
     stream: str
     rows: tuple[Row, ...]
     expected_version: int | None
     is_own: bool = False
     """Whether its rows are the store's own, such as the end of a stream: they take no version."""
+    version: int = 0
+    """Of the stream after it, once the rows are accepted."""
+    outcome: Appended | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -30,11 +36,16 @@ class Request:
     """One append of one caller: all of its parts are recorded, or none."""
 
     parts: Sequence[Part]
-    rows: list[Row] = field(default_factory=list)
-    versions: list[int] = field(default_factory=list)
-    """Of each part's stream after it, once the rows are stored."""
-    outcome: list[Appended] = field(default_factory=list)
     error: BaseException | None = None
+
+    @property
+    def rows(self) -> Sequence[Row]:
+        return self.parts[0].rows if len(self.parts) == 1 else [row for part in self.parts for row in part.rows]
+
+    @property
+    def outcome(self) -> list[Appended]:
+        """One for each part, unless there is an error."""
+        return [part.outcome for part in self.parts if part.outcome is not None]
 
 
 class Decisions:
@@ -55,26 +66,25 @@ class Decisions:
         self._known = self._index.prefetch({part.stream for request in requests for part in request.parts}, ids)
         accepted = []
         for request in requests:
-            # It is decided again after a lost race on Kafka.
-            request.rows, request.versions, request.outcome, request.error = [], [], [], None
+            request.error = None  # it is decided again after a lost race on Kafka
             try:
-                self._decide(request)
+                if self._decide(request):
+                    accepted.append(request)
             except MillstreamError as error:
                 request.error = error
-                continue
-            if request.rows:
-                accepted.append(request)
         return accepted
 
-    def _decide(self, request: Request) -> None:
+    def _decide(self, request: Request) -> bool:
+        """Whether there is something to store."""
         count = repeated = 0
         for part in request.parts:
             for row in part.rows:
                 count += 1
                 repeated += row.id in self._known or row.id in self._new
         if repeated and repeated == count:
-            request.outcome = [self._repeated(part) for part in request.parts]
-            return
+            for part in request.parts:
+                part.outcome = self._repeated(part)
+            return False
         if repeated:
             raise EventIdReused(
                 "some of the events were recorded before, others were not",
@@ -84,15 +94,15 @@ class Decisions:
         for part in request.parts:
             self._check(part)
         for part in request.parts:
-            request.versions.append(self._recorded(part, request.rows))
+            self._accept(part)
+        return True
 
     def _check(self, part: Part) -> None:
-        state = self._index.state(part.stream)
-        if state.is_closed or part.stream in self._closed:
+        current = self._version(part.stream)
+        if self._index.rules(part.stream).is_closed or part.stream in self._closed:
             raise StreamClosed(
-                f"stream '{part.stream}' is closed", where=f"version {state.version}", next_step="begin another stream"
+                f"stream '{part.stream}' is closed", where=f"version {current}", next_step="begin another stream"
             )
-        current = self._versions.get(part.stream, state.version)
         if part.expected_version is not None and part.expected_version != current:
             raise WrongVersion(
                 f"stream '{part.stream}' has version {current}, not {part.expected_version}",
@@ -103,22 +113,21 @@ class Decisions:
                 current_version=current,
             )
 
-    def _recorded(self, part: Part, rows: list[Row]) -> int:
-        """The version of the stream after the part, whose rows are added to `rows`."""
-        version = self._versions.get(part.stream)
-        if version is None:
-            version = self._index.state(part.stream).version
+    def _accept(self, part: Part) -> None:
+        version = self._version(part.stream)
         for row in part.rows:
             if not part.is_own:
                 version += 1
-            number = None if part.is_own else version
-            stored = Row(row.stream, number, row.type, row.format, row.id, row.data, row.metadata, self._at_us)
-            if stored.type == CLOSED:
+                row.version = version
+            elif row.type == CLOSED:
                 self._closed.add(part.stream)
-            self._new[row.id] = stored
-            rows.append(stored)
-        self._versions[part.stream] = version
-        return version
+            row.at_us = self._at_us
+            self._new[row.id] = row
+        self._versions[part.stream] = part.version = version
+
+    def _version(self, stream: str) -> int:
+        version = self._versions.get(stream)
+        return self._index.version(stream) if version is None else version
 
     def _repeated(self, part: Part) -> Appended:
         """The events are as they were recorded, in the same order: a retry. Otherwise somebody wants to change them."""
@@ -139,14 +148,23 @@ class Decisions:
 
 
 def _same_data(recorded: str, given: str) -> bool:
-    # Every encryption of the same personal data is another text.
-    return recorded == given or '"$personal"' in recorded
+    return recorded == given or (PERSONAL in recorded and _comparable(recorded) == _comparable(given))
+
+
+def _comparable(data: str) -> bytes:
+    """Without what is encrypted: every encryption of the same personal data is another text."""
+    fields: dict[str, Any] = orjson.loads(data)
+    sealed = fields.pop(PERSONAL, None)
+    visible = None if sealed is None else (sealed["subject"], sorted(sealed["fields"]))
+    return orjson.dumps((fields, visible), option=orjson.OPT_SORT_KEYS)
 
 
 def checked_parts(parts: Sequence[Part]) -> Sequence[Part]:
     """Refuses what cannot be decided whatever the store contains."""
     if len(parts) == 1 and len(parts[0].rows) == 1:
         return parts
+    if not parts or not all(part.rows for part in parts):
+        raise InvalidInput("an append needs at least one event for each stream")
     streams = [part.stream for part in parts]
     if len(set(streams)) != len(streams):
         raise EventRefused(

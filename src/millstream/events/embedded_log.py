@@ -115,7 +115,8 @@ def _frames_of(pieces: Sequence[Sequence[Row]]) -> Iterator[list[Row]]:
     size = 0
     for piece in pieces:
         rows.extend(piece)
-        size += sum(len(row.data) + len(row.stream) + 100 for row in piece)
+        for row in piece:
+            size += len(row.data) + len(row.stream) + 100
         if size >= FRAME_BYTES_TARGET:
             yield rows
             rows, size = [], 0

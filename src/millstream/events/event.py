@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -12,20 +13,33 @@ from typing import Any
 from millstream.errors import InvalidInput
 
 TEXT_CHARACTERS_MAX = 1000
+_chance = random.Random()  # of our own: an application may seed the shared one
+os.register_at_fork(after_in_child=_chance.seed)
 
 
 def new_id() -> str:
     """A unique id that sorts by time: an index of such ids grows at its end, wherever its other entries are."""
-    return f"{time.time_ns() // 1000:014x}-{os.urandom(8).hex()}"
+    return f"{time.time_ns() // 1000:014x}-{_chance.getrandbits(64):016x}"
 
 
 def checked_text(text: object, what: str) -> str:
     """Names of streams, events and subjects are keys of an index: short, and text."""
-    if not isinstance(text, str) or not text or len(text) > TEXT_CHARACTERS_MAX or "\0" in text:
+    if not isinstance(text, str) or not 0 < len(text) <= TEXT_CHARACTERS_MAX or "\0" in text or not _is_utf8(text):
         raise InvalidInput(
             f"{text!r:.100} is not a {what}", next_step=f"use text of 1 to {TEXT_CHARACTERS_MAX} characters"
         )
     return text
+
+
+def _is_utf8(text: str) -> bool:
+    """Text with half of a surrogate pair is none; found late, it would fail the appends of others with it."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,13 +62,14 @@ class Event:
                 f"'{self.type}' is not a type of an event", next_step="types that begin with '$' are the store's own"
             )
         checked_text(self.id, "id of an event")
-        if not isinstance(self.data, Mapping):
+        if type(self.data) is not dict and not isinstance(self.data, Mapping):
             raise InvalidInput(
                 f"the data of an event must be a mapping, not {type(self.data).__name__}",
                 where=f"event '{self.type}'",
                 next_step='give its fields by name: Event("ItemAdded", {"item": "tea"})',
             )
-        object.__setattr__(self, "personal", _fields(self.personal))
+        if self.personal != ():
+            object.__setattr__(self, "personal", _fields(self.personal))
         if self.personal and self.subject is None:
             raise InvalidInput(
                 "personal fields need a subject: the person whose key encrypts them",

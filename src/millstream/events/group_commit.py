@@ -65,6 +65,9 @@ class GroupCommit:
                 waiter.gate.release()
 
     def _take(self) -> list[_Waiter]:
+        if len(self._waiting) == 1:
+            taken, self._waiting = self._waiting, []
+            return taken
         events, count = 0, 0
         for waiter in self._waiting:
             events += sum(len(part.rows) for request in waiter.requests for part in request.parts)

@@ -1,7 +1,7 @@
 """Where each stream's events are: derived from the store's topic, and rebuilt from it when it is missing or outdated.
 
 The index is two parts: a SQLite file with everything before an offset, and in memory the events from there on. A flush
-moves the second into the first, some ten thousand events at a time, because single changes to a large index would each
+moves the second into the first, a hundred thousand events at a time, because single changes to a large index would each
 rewrite a page. Several processes share the file; each has read the log up to an offset of its own.
 """
 
@@ -9,22 +9,21 @@ from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import orjson
 
 from millstream.errors import ClosedError, StorageError
-from millstream.events.layout import CLOSED, RETENTION, Row
+from millstream.events.layout import CLOSED, RETENTION, Row, values_of
 from millstream.log.disk import storage_errors
 from millstream.private_files import ensure_database_file
 
 Item = TypeVar("Item", int, str)
 FORMAT = 1
-FLUSH_EVENTS = 50_000
+FLUSH_EVENTS = 150_000
 CACHED_STREAMS_MAX = 200_000
 LOOKUPS = 500
 BUSY_SECONDS = 60.0
@@ -49,17 +48,15 @@ CREATE TABLE snapshots (
 """
 
 
-@dataclass(slots=True)
-class StreamState:
-    """What the store knows of a stream, and the positions of its events that are not in the file yet."""
+class Rules(NamedTuple):
+    """What may be done with a stream; few have any of their own."""
 
-    version: int = 0
-    number: int | None = None
     is_closed: bool = False
     keep_last: int | None = None
     keep_us: int | None = None
-    fresh: dict[int, int] = field(default_factory=dict)
-    is_changed: bool = False
+
+
+NO_RULES = Rules()
 
 
 class Index:
@@ -73,7 +70,12 @@ class Index:
         self._process = os.getpid()
         self._db = self._opened()
         self.position, self.newest_us = self._progress()
-        self._streams: dict[str, StreamState] = {}
+        self._reached = self.position  # in the file, as far as this process knows
+        # Of text and numbers alone: the garbage collector does not visit these, however many streams there are.
+        self._versions: dict[str, int] = {}  # of the streams that are cached
+        self._numbers: dict[str, int] = {}  # of those that are in the file
+        self._fresh: dict[str, dict[int, int]] = {}  # positions by version, of those that differ from the file
+        self._rules: dict[str, Rules] = {}
         self._ids: dict[str, int] = {}
         self._contents: dict[int, Row] = {}
         self.waiting = 0
@@ -175,7 +177,7 @@ class Index:
 
     def prefetch(self, streams: Iterable[str], ids: Iterable[str]) -> dict[str, int]:
         """Loads these streams together; returns the positions of those ids that are recorded."""
-        self._load([name for name in streams if name not in self._streams])
+        self._load([name for name in streams if name not in self._versions])
         known, missing = {}, []
         for each in ids:
             position = self._ids.get(each)
@@ -183,7 +185,9 @@ class Index:
                 missing.append(each)
             else:
                 known[each] = position
-        for some in _pieces(missing):
+        ((newest,),) = self._ask("SELECT max(id) FROM ids")
+        # Most ids are of new events and sort by time, after all others: there is nothing to look up.
+        for some in _pieces([each for each in missing if newest is not None and each <= str(newest)]):
             marks = ",".join("?" * len(some))
             found = self._ask(f"SELECT id, position FROM ids WHERE id IN ({marks})", some)
             known.update(found)  # type: ignore[arg-type]
@@ -195,24 +199,34 @@ class Index:
             rows = self._ask(
                 f"SELECT name, version, number, closed, keep_last, keep_us FROM streams WHERE name IN ({marks})", some
             )
-            for name in some:
-                self._streams[name] = StreamState()
+            self._versions.update(dict.fromkeys(some, 0))
             for found, version, number, closed, last, age in rows:
-                self._streams[str(found)] = StreamState(version, number, bool(closed), last, age)
+                name = str(found)
+                self._versions[name], self._numbers[name] = version, number
+                if closed or last is not None or age is not None:
+                    self._rules[name] = Rules(bool(closed), last, age)
 
-    def state(self, stream: str) -> StreamState:
-        if stream not in self._streams:
+    def version(self, stream: str) -> int:
+        version = self._versions.get(stream)
+        if version is None:
             self._load([stream])
-        return self._streams[stream]
+            version = self._versions[stream]
+        return version
+
+    def rules(self, stream: str) -> Rules:
+        self.version(stream)
+        return self._rules.get(stream, NO_RULES)
 
     def positions(self, stream: str, first: int, last: int) -> list[int]:
         """The positions of the versions of a stream from `first` to `last`."""
-        state = self.state(stream)
+        self.version(stream)
         found: dict[int, int] = {}
-        if state.number is not None:
+        number = self._numbers.get(stream)
+        if number is not None:
             asked = "SELECT version, position FROM positions WHERE stream = ? AND version BETWEEN ? AND ?"
-            found.update(self._ask(asked, (state.number, first, last)))  # type: ignore[arg-type]
-        found.update((version, at) for version, at in state.fresh.items() if first <= version <= last)
+            found.update(self._ask(asked, (number, first, last)))  # type: ignore[arg-type]
+        fresh = self._fresh.get(stream, {})
+        found.update((version, at) for version, at in fresh.items() if first <= version <= last)
         return [found[version] for version in sorted(found)]
 
     def contents(self, positions: Sequence[int]) -> list[Row]:
@@ -221,88 +235,96 @@ class Index:
         for some in _pieces([at for at in positions if at not in found]):
             marks = ",".join("?" * len(some))
             for at, text in self._ask(f"SELECT position, row FROM contents WHERE position IN ({marks})", some):
-                found[at] = Row._make(orjson.loads(text))  # type: ignore[arg-type]
+                found[at] = Row(*orjson.loads(text))  # type: ignore[arg-type]
         return [found[at] for at in positions]
 
     # ------------------------------------------------------------ changes
 
     def apply(self, positions: Sequence[int], rows: Sequence[Row], next_position: int) -> None:
         """Takes up rows of the log, up to a position; those that it has already are skipped."""
-        self._load([name for name in {row.stream for row in rows if row.stream} if name not in self._streams])
+        self._load([name for name in {row.stream for row in rows if row.stream} if name not in self._versions])
+        versions, all_fresh, ids, newest_us, taken = self._versions, self._fresh, self._ids, self.newest_us, 0
         for at, row in zip(positions, rows, strict=True):
-            if not row.stream:
-                continue  # not written by the store
-            state = self._streams[row.stream]
-            if row.version is None:
-                _apply_own(state, row)
-            elif row.version == state.version + 1:
-                state.version = row.version
-                state.fresh[row.version] = at
+            stream, version = row.stream, row.version
+            if not stream or (version is not None and version != versions[stream] + 1):
+                continue  # not written by the store, or known
+            fresh = all_fresh.get(stream)
+            if fresh is None:
+                fresh = all_fresh[stream] = {}
+            if version is None:
+                self._rules[stream] = _changed(self._rules.get(stream, NO_RULES), row)
             else:
-                continue
-            state.is_changed = True
-            self._ids[row.id] = at
-            self.newest_us = max(self.newest_us, row.at_us)
+                versions[stream] = version
+                fresh[version] = at
+            ids[row.id] = at
+            if row.at_us > newest_us:
+                newest_us = row.at_us
             if self._keeps_contents:
                 self._contents[at] = row
-            self.waiting += 1
+            taken += 1
+        self.newest_us = newest_us
+        self.waiting += taken
         self.position = max(self.position, next_position)
 
     def tidy(self) -> None:
         """Called between commits: flushes if enough has come together, and bounds what is cached."""
         if self.waiting >= FLUSH_EVENTS:
             self.flush()
-        if len(self._streams) > CACHED_STREAMS_MAX:
-            self._streams = {name: state for name, state in self._streams.items() if state.is_changed}
+        if len(self._versions) > CACHED_STREAMS_MAX:
+            self._versions = {name: self._versions[name] for name in self._fresh}
+            self._numbers = {name: self._numbers[name] for name in self._fresh if name in self._numbers}
+            self._rules = {name: self._rules[name] for name in self._fresh if name in self._rules}
 
     def flush(self) -> None:
         """Moves what is in memory into the file; nothing, if another process has got further there."""
         if not self.waiting:
             return
+        numbers: dict[str, int] = {}
         with self._change() as db:
             (reached,) = db.execute("SELECT reached FROM progress").fetchone()
             ahead = reached > self.position
             if not ahead:
-                self._write(db)
+                numbers = self._new_numbers(db, is_alone=reached == self._reached)
+                self._write(db, {**self._numbers, **numbers})
         if ahead:
-            self._streams.clear()
             self.position, self.newest_us = self._progress()
-        elif len(self._streams) > CACHED_STREAMS_MAX:
-            self._streams.clear()
+        if ahead or len(self._versions) > CACHED_STREAMS_MAX:
+            self._versions, self._numbers, self._rules = {}, {}, {}
         else:
-            for state in self._streams.values():
-                if state.is_changed:
-                    state.fresh, state.is_changed = {}, False
-        self._ids, self._contents, self.waiting = {}, {}, 0
+            self._numbers.update(numbers)  # not before they are committed: another process may give them to others
+        self._reached = self.position
+        self._fresh, self._ids, self._contents, self.waiting = {}, {}, {}, 0
 
-    def _write(self, db: sqlite3.Connection) -> None:
-        changed = [(name, state) for name, state in self._streams.items() if state.is_changed]
-        self._number(db, changed)
+    def _write(self, db: sqlite3.Connection, numbers: Mapping[str, int]) -> None:
         db.executemany(
             "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?)",
-            sorted((name, s.number, s.version, s.is_closed, s.keep_last, s.keep_us) for name, s in changed),
+            sorted(
+                (name, numbers[name], self._versions[name], *self._rules.get(name, NO_RULES)) for name in self._fresh
+            ),
         )
         db.executemany(
             "INSERT OR IGNORE INTO positions VALUES (?, ?, ?)",
-            sorted((s.number or 0, version, at) for _, s in changed for version, at in s.fresh.items()),
+            sorted(
+                (numbers[name], version, at) for name, fresh in self._fresh.items() for version, at in fresh.items()
+            ),
         )
         db.executemany("INSERT OR IGNORE INTO ids VALUES (?, ?)", sorted(self._ids.items()))
         db.executemany(
             "INSERT OR IGNORE INTO contents VALUES (?, ?)",
-            [(at, orjson.dumps(list(row)).decode()) for at, row in self._contents.items()],
+            [(at, orjson.dumps(values_of(row)).decode()) for at, row in self._contents.items()],
         )
         db.execute("UPDATE progress SET reached = ?, newest_us = ?", (self.position, self.newest_us))
 
-    def _number(self, db: sqlite3.Connection, changed: Sequence[tuple[str, StreamState]]) -> None:
-        """Numbers new streams, unless another process has done so."""
-        new = {name: state for name, state in changed if state.number is None}
-        for some in _pieces(list(new)):
+    def _new_numbers(self, db: sqlite3.Connection, *, is_alone: bool) -> dict[str, int]:
+        """The numbers of new streams. `is_alone`: no other process has written to the file since this one has."""
+        new = [name for name in self._fresh if name not in self._numbers]
+        given: dict[str, int] = {}
+        for some in _pieces([] if is_alone else new):
             marks = ",".join("?" * len(some))
-            for name, number in db.execute(f"SELECT name, number FROM streams WHERE name IN ({marks})", some):
-                new.pop(name).number = number
+            given.update(db.execute(f"SELECT name, number FROM streams WHERE name IN ({marks})", some).fetchall())
         (count,) = db.execute("SELECT count(*) FROM streams").fetchone() if new else (0,)
-        for number, state in enumerate(new.values(), count + 1):
-            state.number = number
+        given.update((name, number) for number, name in enumerate((n for n in new if n not in given), count + 1))
+        return given
 
     # ------------------------------------------------------------ snapshots
 
@@ -324,12 +346,14 @@ class Index:
             self._db.close()
 
 
-def _apply_own(state: StreamState, row: Row) -> None:
+def _changed(rules: Rules, row: Row) -> Rules:
+    """The rules after a row of the store itself."""
     if row.type == CLOSED:
-        state.is_closed = True
-    elif row.type == RETENTION:
+        return rules._replace(is_closed=True)
+    if row.type == RETENTION:
         kept = orjson.loads(row.data)
-        state.keep_last, state.keep_us = kept.get("last"), kept.get("age_us")
+        return rules._replace(keep_last=kept.get("last"), keep_us=kept.get("age_us"))
+    return rules
 
 
 def _pieces(items: list[Item]) -> Iterator[list[Item]]:

@@ -21,7 +21,7 @@ from millstream.events.contents import Contents
 from millstream.events.decisions import Decisions, Part, Request, checked_parts
 from millstream.events.event import Append, Appended, Event, Recorded, checked_text, new_id
 from millstream.events.group_commit import GroupCommit
-from millstream.events.index import Index, StreamState
+from millstream.events.index import Index, Rules
 from millstream.events.layout import CLOSED, RETENTION, Row
 from millstream.events.ports import EventLog
 from millstream.events.subscription import Subscription
@@ -61,22 +61,22 @@ class EventStore:
         raises WrongVersion with the current one. Events that were recorded before, by their ids, are not recorded
         again.
         """
-        return self._recorded([self._part(Append(stream, _listed(events), expected_version))])[0]
+        return self._recorded([self._part(stream, events, expected_version)])[0]
 
     def append_together(self, appends: Iterable[Append]) -> list[Appended]:
         """Records events in several streams, all or none."""
-        return self._recorded([self._part(each) for each in appends])
+        return self._recorded([self._part_of(each) for each in appends])
 
     def append_each(self, appends: Iterable[Append]) -> list[Appended | MillstreamError]:
         """Records many appends, independent of each other, with few writes; a refused one returns its error."""
-        requests = [Request(checked_parts([self._part(each)])) for each in appends]
+        requests = [Request(checked_parts((self._part_of(each),))) for each in appends]
         self._check_open()
         if requests:
             self._commits.submit(requests)
         outcomes: list[Appended | MillstreamError] = []
         for request in requests:
             if request.error is None:
-                outcomes.append(request.outcome[0])
+                outcomes.extend(request.outcome)
             elif isinstance(request.error, MillstreamError):
                 outcomes.append(request.error)
             else:
@@ -99,20 +99,32 @@ class EventStore:
         row = Row(stream, None, kind, 1, new_id(), orjson.dumps(data).decode(), None, 0)
         self._recorded([Part(stream, (row,), expected_version, is_own=True)])
 
-    def _part(self, append: Append) -> Part:
-        checked_text(append.stream, "name of a stream")
-        expected = append.expected_version
+    def _part_of(self, append: Append) -> Part:
+        if not isinstance(append, Append):
+            raise InvalidInput(
+                f"{append!r:.100} is not an append",
+                next_step='name the stream and its events: millstream.Append("cart-1", [millstream.Event(…)], 0)',
+            )
+        return self._part(append.stream, append.events, append.expected_version)
+
+    def _part(self, stream: str, events: Event | Iterable[Event], expected: int | None) -> Part:
+        checked_text(stream, "name of a stream")
         if expected is not None and (not isinstance(expected, int) or isinstance(expected, bool) or expected < 0):
             raise InvalidInput(
                 f"{expected!r} is not a version of a stream",
-                where=f"stream '{append.stream}'",
+                where=f"stream '{stream}'",
                 next_step="give the number of its events so far, 0 for a new stream, or None for any",
             )
-        return Part(append.stream, tuple(self._contents.row(append.stream, each) for each in append.events), expected)
+        listed = (events,) if isinstance(events, Event) else events
+        if not isinstance(listed, Iterable):
+            raise InvalidInput(
+                f"{events!r:.100} is not an event",
+                where=f"stream '{stream}'",
+                next_step='append events: millstream.Event("ItemAdded", {"item": "tea"})',
+            )
+        return Part(stream, tuple([self._contents.row(stream, each) for each in listed]), expected)
 
     def _recorded(self, parts: Sequence[Part]) -> list[Appended]:
-        if not all(part.rows for part in parts) or not parts:
-            raise InvalidInput("an append needs at least one event for each stream")
         self._check_open()
         request = Request(checked_parts(parts))
         self._commits.submit([request])
@@ -124,7 +136,7 @@ class EventStore:
         """Called by one thread at a time, with the appends of all that wait."""
         accepted: list[Request] = []
 
-        def decide() -> list[list[Row]]:
+        def decide() -> list[Sequence[Row]]:
             self._catch_up()
             accepted[:] = Decisions(self._index, self._rows, time.time_ns() // 1000).decide(requests)
             return [request.rows for request in accepted]
@@ -137,9 +149,9 @@ class EventStore:
             self._index.apply(stored.positions, rows, stored.next_position)
             end = 0
             for request in accepted:
-                for part, version in zip(request.parts, request.versions, strict=True):
+                for part in request.parts:
                     end += len(part.rows)
-                    request.outcome.append(Appended(part.stream, version, stored.positions[end - 1]))
+                    part.outcome = Appended(part.stream, part.version, stored.positions[end - 1])
             self._index.tidy()
 
     def _catch_up(self) -> None:
@@ -154,13 +166,13 @@ class EventStore:
 
     def version(self, stream: str) -> int:
         """The current version of a stream: the number of its events, 0 if there is no such stream."""
-        with self._current(stream) as state:
-            return state.version
+        with self._current(stream) as (version, _):
+            return version
 
     def is_closed(self, stream: str) -> bool:
         """Whether a stream was closed."""
-        with self._current(stream) as state:
-            return state.is_closed
+        with self._current(stream) as (_, rules):
+            return rules.is_closed
 
     def read(
         self,
@@ -171,6 +183,13 @@ class EventStore:
         until: datetime | None = None,
     ) -> Iterator[Recorded]:
         """The events of a stream, from a version on, up to a version or up to those recorded at a time."""
+        for version in (from_version, to_version):
+            if version is not None and not isinstance(version, int):
+                raise InvalidInput(
+                    f"{version!r:.100} is not a version of a stream",
+                    where=f"stream '{stream}'",
+                    next_step="versions are numbers, the first is 1",
+                )
         newest_us = None if until is None else microseconds(until)
         first, last, oldest_us = self._bounds(stream, from_version, to_version)
         for start in range(first, last + 1, READ_ROWS):
@@ -184,15 +203,20 @@ class EventStore:
                     yield self._contents.recorded(position, row)
 
     def _bounds(self, stream: str, from_version: int, to_version: int | None) -> tuple[int, int, int]:
-        with self._current(stream) as state:
-            kept = 1 if state.keep_last is None else state.version - state.keep_last + 1
-            oldest_us = 0 if state.keep_us is None else time.time_ns() // 1000 - state.keep_us
-            last = state.version if to_version is None else min(to_version, state.version)
+        with self._current(stream) as (version, rules):
+            kept = 1 if rules.keep_last is None else version - rules.keep_last + 1
+            oldest_us = 0 if rules.keep_us is None else time.time_ns() // 1000 - rules.keep_us
+            last = version if to_version is None else min(to_version, version)
             return max(1, from_version, kept), last, oldest_us
 
     def read_all(self, from_position: int = 0) -> Iterator[Recorded]:
         """All events of the store in the order in which they were recorded, up to the current end."""
         self._check_open()
+        if not isinstance(from_position, int) or from_position < 0:
+            raise InvalidInput(
+                f"{from_position!r:.100} is not a position in the store",
+                next_step="give that of an event or an append, or 0 for the beginning",
+            )
         for span in self._log.spans(from_position):
             for position, row in zip(span.positions, span.rows, strict=True):
                 if row.version is not None:
@@ -211,21 +235,21 @@ class EventStore:
         return made
 
     @contextmanager
-    def _current(self, stream: str) -> Iterator[StreamState]:
-        """The state of a stream, up to date, while nobody else changes the index."""
+    def _current(self, stream: str) -> Iterator[tuple[int, Rules]]:
+        """The version and the rules of a stream, up to date, while nobody else changes the index."""
         self._check_open()
         checked_text(stream, "name of a stream")
         with self._turn:
             self._catch_up()
-            yield self._index.state(stream)
+            yield self._index.version(stream), self._index.rules(stream)
             self._index.tidy()
 
     # ------------------------------------------------------------ aggregates
 
     def load(self, kind: type[Kind], stream: str, *, version: int | None = None, at: datetime | None = None) -> Kind:
         """An aggregate rebuilt from its events: now, as of a version, or as of a time."""
-        with self._current(stream) as state:
-            wanted = state.version if version is None else min(version, state.version)
+        with self._current(stream) as (current, _):
+            wanted = current if version is None else min(version, current)
             # Which version a time had is known only from the events.
             snapshot = None if at is not None else self._index.snapshot(kind.snapshot_kind(), stream, wanted)
         made = kind.begun(stream, snapshot)
@@ -303,7 +327,3 @@ class EventStore:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
-
-
-def _listed(events: Event | Iterable[Event]) -> Sequence[Event]:
-    return (events,) if isinstance(events, Event) else tuple(events)

@@ -6,16 +6,25 @@ from collections.abc import Collection
 
 NOW = "__now"
 """The column that holds the clock while an expression is evaluated."""
-INSTANTS = ("current_timestamp", "now")
-DATES = ("current_date", "curdate")
+CLOCKS = {
+    "current_timestamp": NOW,
+    "now": NOW,
+    "current_date": f"cast({NOW} as date)",
+    "curdate": f"cast({NOW} as date)",
+    "localtimestamp": f"cast({NOW} as timestamp_ntz)",
+    "unix_timestamp": f"unix_timestamp({NOW})",
+    "current_timezone": "'UTC'",
+}
+"""Functions of the clock, and what stands in their place: called without arguments."""
+WITHOUT_BRACKETS = ("current_timestamp", "current_date", "localtimestamp")
 
 
 def with_clock_column(text: str, columns: Collection[str] = ()) -> str:
     """Spark SQL with the column of the clock in place of its functions; the same text if it uses none.
 
-    `current_timestamp` and `current_date` may be written without brackets, unless a column has that name.
+    Some may be written without brackets, unless a column has that name.
     """
-    if not any(name in text.lower() for name in INSTANTS + DATES):
+    if not any(name in text.lower() for name in CLOCKS):
         return text
     from millstream.expressions.spark_sql import SparkGrammar
 
@@ -25,10 +34,10 @@ def with_clock_column(text: str, columns: Collection[str] = ()) -> str:
         name = token.text.lower()
         following = [each.text for each in tokens[place + 1 : place + 3]]
         is_call = following == ["(", ")"]
-        if name not in INSTANTS + DATES or text[token.start] in "`'\"" or (place and tokens[place - 1].text == "."):
+        if name not in CLOCKS or text[token.start] in "`'\"" or (place and tokens[place - 1].text == "."):
             continue
-        if not is_call and (name in ("now", "curdate") or name in columns):
+        if not is_call and (name not in WITHOUT_BRACKETS or name in columns or following[:1] == ["("]):
             continue
-        made += text[end : token.start] + (NOW if name in INSTANTS else f"cast({NOW} as date)")
+        made += text[end : token.start] + CLOCKS[name]
         end = (tokens[place + 2] if is_call else token).end + 1
     return made + text[end:]

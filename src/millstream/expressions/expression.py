@@ -41,6 +41,7 @@ import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, InvalidExpression, NeedsSpark, SparkFailed
 from millstream.expressions.clock import NOW, with_clock_column
+from millstream.expressions.column_texts import ColumnText, as_text
 from millstream.expressions.lowered import NULL_KEY, Mistake, Refusal, Unsure, type_name
 from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INSTANT, INTERVAL, NoCommonType, quoted
@@ -76,25 +77,6 @@ class InDriver:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return InDriver, (None,)
-
-
-class ColumnText(str):
-    """A Column of PySpark as text, for steps that are described by text; the Column stays in the driver."""
-
-    column: Any
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return str, (str(self),)
-
-
-def as_text(given: Any) -> Any:
-    """A Column as Spark prints it; anything else as it is."""
-    if not is_pyspark(given, "Column"):
-        return given
-    shown = str(given).removeprefix("Column<'").removesuffix("'>")
-    text = ColumnText(shown[:-2] if shown.endswith(".*.*") else shown)  # Spark shows col("s.*") like that
-    text.column = given
-    return text
 
 
 @dataclass(frozen=True)
@@ -172,11 +154,6 @@ def _reason(refusal: Refusal) -> str:
     """Why only Spark can evaluate an expression."""
     named = re.match(r"the function (\w+) ", refusal.what)
     return f"the function {named[1]} has no translation" if named else refusal.what
-
-
-def is_pyspark(value: Any, name: str) -> bool:
-    """Whether a value is of a class of PySpark, recognized by its name: this package never imports Spark."""
-    return any(kind.__name__ == name and kind.__module__.startswith("pyspark.") for kind in type(value).__mro__)
 
 
 def _analyzer() -> Any:

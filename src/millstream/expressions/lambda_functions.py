@@ -255,6 +255,32 @@ def _transform_keys(visitor: Visitor, nodes: Sequence[Expr]) -> Lowered:
     return Lowered(made.sql, made.type, fails=True)
 
 
+def _map_zip_with(visitor: Visitor, nodes: Sequence[Expr]) -> Lowered:
+    """Keys are those of the first map, then the others of the second, as Spark has them."""
+    _takes(nodes[2], 3)
+    maps = [_map(visitor, node, "map_zip_with") for node in nodes[:2]]
+    kind = maps[0].type.key_type
+    if kind != maps[1].type.key_type or kind in FRACTIONS or pa.types.is_nested(kind):
+        raise Refusal(f"map_zip_with takes maps with equal keys of a plain type, but got {type_name(maps[1].type)}")
+    key, other, entry = visitor.fresh(), visitor.fresh(), visitor.fresh()
+    types = {"key": kind, "one": maps[0].type.item_type, "other": maps[1].type.item_type}
+    body = _typed(
+        _body(visitor, nodes[2], *(Lowered(f"struct_extract({entry}, {text(n)})", t) for n, t in types.items()))
+    )
+
+    def zipped(a: str, b: str) -> str:
+        rest = f"list_filter(map_keys({b}), lambda {other}: NOT list_contains(map_keys({a}), {other}))"
+        pair = f"struct_pack(key := {key}, one := {a}[{key}], other := {b}[{key}])"
+        entries = f"list_transform(list_concat(map_keys({a}), {rest}), lambda {key}: {pair})"
+        value = f"struct_pack(key := struct_extract({entry}, 'key'), value := {body.sql})"
+        made = f"map_from_entries(list_transform({entries}, lambda {entry}: {value}))"
+        return f"(CASE WHEN {any_null(a, b)} THEN NULL ELSE {made} END)"
+
+    made_type = pa.map_(kind, body.type)
+    fails = any(part.fails for part in (*maps, body))
+    return Lowered(f"CAST({let(maps, zipped)} AS {duckdb_name(made_type)})", made_type, fails)
+
+
 def _mapped(given: Lowered, kind: pa.DataType, keys: str, values: str, body: Lowered) -> Lowered:
     made = let(
         [given],
@@ -265,6 +291,8 @@ def _mapped(given: Lowered, kind: pa.DataType, keys: str, values: str, body: Low
     return Lowered(f"CAST({made} AS {duckdb_name(kind)})", kind, given.fails or body.fails)
 
 
+FRACTIONS = (pa.float32(), pa.float64())
+"""Keys of which several are equal to one another in Spark: NaN, and zero of both signs."""
 Lower = Callable[[Visitor, Sequence[Expr]], Lowered]
 FUNCTIONS: dict[str, tuple[Lower, int, int]] = {
     "transform": (_transform, 2, 2),
@@ -275,6 +303,7 @@ FUNCTIONS: dict[str, tuple[Lower, int, int]] = {
     "reduce": (_aggregate, 3, 4),
     "zip_with": (_zip_with, 3, 3),
     "map_filter": (_map_filter, 2, 2),
+    "map_zip_with": (_map_zip_with, 3, 3),
     "transform_keys": (_transform_keys, 2, 2),
     "transform_values": (_transform_values, 2, 2),
 }

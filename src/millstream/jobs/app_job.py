@@ -3,6 +3,7 @@
     a flow fails        its batch is repeated without it, and it is started again after a pause, or given up
     a flow is added     the current batch ends, and the next one includes it
     a flow is removed   the same, without it
+    many changes        between two of them a batch of all flows is started, if there are rows for it
 
 A query starts again in the same Spark session, on the same checkpoint. State and positions of all flows are in there,
 also of those that do not run, so none loses anything.
@@ -10,6 +11,7 @@ also of those that do not run, so none loses anything.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -31,6 +33,8 @@ from millstream.plan.nodes import Write
 from millstream.plan.run_settings import Settings, refused
 from millstream.spark.query.physical_plan import PhysicalPlan
 
+TURN_S_MAX = 20.0
+"""How long a change waits for the first batch of the query before it."""
 logger = terminal.logger("millstream.apps")
 
 
@@ -59,6 +63,8 @@ class AppJob(Job):
         self._flows = app.flows
         self._settings = replace(settings, start_over=False, rebuild_output=None)
         self._states = AppFlows(first.folder.path, [flow.name for flow in app.flows])
+        self._batches_before, self._started_at = self.folder.newest_batches(), time.monotonic()
+        """When the query began."""
         self._running: MicroBatchJob | None = first
         """None while no flow runs, because all have failed."""
         self._last = first
@@ -68,6 +74,8 @@ class AppJob(Job):
         """Held while the query is stopped or started."""
         self._wake = threading.Event()
         self._stops = threading.Event()
+        self._is_urgent: Callable[[], bool] = lambda: False
+        """Whether the current batch is to be abandoned, because the app was asked to stop some time ago."""
         self._failure: BaseException | None = None
         self._watching = threading.Thread(target=self._watch, name=f"millstream-app-{self.name}", daemon=True)
         app.running_as(self._request)
@@ -111,6 +119,8 @@ class AppJob(Job):
         return True
 
     def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
+        stops_by = math.inf if grace_s is None else time.monotonic() + grace_s
+        self._is_urgent = lambda: is_urgent() or time.monotonic() >= stops_by
         self._stops.set()
         self._wake.set()
         with self._lock:
@@ -156,11 +166,27 @@ class AppJob(Job):
         if self._running is None and not self._states.of_state(FlowState.WAITING):
             self._raise_given_up()
             return False
-        with suppress(Empty):
-            self._answer(self._changes.get_nowait())
-        if due := self._states.due():
-            self._try_again(due)
+        if self._may_exchange():
+            with suppress(Empty):
+                self._answer(self._changes.get_nowait())
+                return True
+            if due := self._states.due():
+                self._try_again(due)
         return True
+
+    def _may_exchange(self) -> bool:
+        """Whether the query may be exchanged: not before it has started a batch, if there are rows for one.
+
+        Otherwise changes in quick succession, or a flow that keeps failing, would keep the others from going on.
+        """
+        if self._running is None or (self._changes.empty() and not self._states.due()):
+            return True
+        if self.folder.newest_batches() != self._batches_before or time.monotonic() - self._started_at > TURN_S_MAX:
+            return True
+        try:
+            return self._running.lag() == 0
+        except MillstreamError:  # the sources cannot be asked: nothing is read anyway
+            return True
 
     def _ended(self, job: MicroBatchJob) -> None:
         self._running = None
@@ -207,19 +233,22 @@ class AppJob(Job):
 
     def _start(self, names: Iterable[str], flows: Flows | None = None) -> None:
         chosen = set(names)
-        app = App([flow for flow in flows or self._flows if flow.name in chosen], name=self._app.name)
+        every = flows or self._flows
+        app = App([flow for flow in every if flow.name in chosen], name=self._app.name)
+        waiting = [output for output in App(every, name=self._app.name).check() if flow_of(output.name) not in chosen]
         stop = StopRequest(handles_signals=False)
-        job = micro_batches.start(app, self._settings, Display(), stop, self.progress)
+        self._batches_before, self._started_at = self.folder.newest_batches(), time.monotonic()
+        job = micro_batches.start(app, self._settings, Display(), stop, self.progress, waiting)
         self._running = self._last = job
         self._query, self.recent = job._query, job.recent
 
     def _stop_running(self) -> None:
-        """Stops the query after its current batch."""
+        """Stops the query after its current batch, however long that takes, unless the app is to stop."""
         running, self._running = self._running, None
         if running is None:
             return
         try:
-            running.stop(self._settings.grace_s)
+            running.stop(None, lambda: self._is_urgent())
         except MillstreamError as error:
             if not self._has_failed_alone(error):
                 raise

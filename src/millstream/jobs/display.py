@@ -125,8 +125,10 @@ def in_one_line(job: Job) -> str:
 PROGRESS = ("auto", "terminal", "lines", "json", "none")
 
 
-def display_of(name: str, progress: str) -> Display:
-    """Shows progress on stderr: "auto" is a status line on a terminal, otherwise lines."""
+def display_of(name: str, progress: str | bool) -> Display:
+    """Shows progress on stderr: "auto" or True is a status line on a terminal, otherwise lines; False is none."""
+    if isinstance(progress, bool):
+        progress = "auto" if progress else "none"
     if progress not in PROGRESS:
         raise InvalidInput(
             f"progress={progress!r} is unknown",
@@ -138,7 +140,7 @@ def display_of(name: str, progress: str) -> Display:
 
 
 @contextmanager
-def watched(name: str, progress: str) -> Iterator[Display]:
+def watched(name: str, progress: str | bool) -> Iterator[Display]:
     """A display for as long as a job is run."""
     display = display_of(name, progress)
     try:

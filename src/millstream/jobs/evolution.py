@@ -41,7 +41,7 @@ def changes_of(
     """
     added: list[str] = []
     dropped: list[str] = []
-    if then[does] != now[does]:
+    if does in then and then[does] != now[does]:
         added, dropped = _aggregates(node, then[does], now[does], feeds_steps=feeds_steps)
     for part in dict.fromkeys([*then, *now]):
         if part == does or then.get(part) == now.get(part):

@@ -35,6 +35,7 @@ from millstream.spark.query.compiler import compiled
 from millstream.spark.query.data_source import FEED
 from millstream.spark.query.job_feed import JobFeed
 from millstream.spark.query.packing import from_bytes
+from millstream.spark.query.past_rows import LogPlace
 from millstream.spark.query.physical_drawing import fused_steps, stages_of
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment
@@ -58,7 +59,7 @@ def start(flow: Flow, **given: Any) -> Job:
     except BaseException:
         display.close()
         raise
-    if settings.progress != "none":
+    if settings.progress not in ("none", False):
         watch(job, display)
     return job
 
@@ -81,9 +82,10 @@ def dataframe(
     partitions = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
     folder = tempfile.mkdtemp(prefix="millstream-dataframe-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    shipment = Shipment(uuid.uuid4().hex, physical_plan, partitions, f"{folder}/runs")
     with connect(None if broker is None else fspath(broker)) as log:
         address = address_of(log)
+    place = LogPlace.of(address, folder)
+    shipment = Shipment(uuid.uuid4().hex, physical_plan, partitions, f"{folder}/runs", log=place)
     ship_modules(spark, modules(physical_plan.order))
     needs = needs_of(physical_plan, address, Path(folder))
     check_workers(spark, replace(needs, written=()))  # its state is on the workers and in the query's own checkpoint

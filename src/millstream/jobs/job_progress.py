@@ -90,6 +90,14 @@ def read_progress(folder: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def progress_written_at(folder: Path) -> float | None:
+    """When a job last wrote its progress, in seconds since 1970; running jobs do about once a second."""
+    try:
+        return (folder / FILE).stat().st_mtime
+    except OSError:
+        return None
+
+
 def instant(micros: int) -> str:
     if micros <= BEGINNING:
         return "not yet known"

@@ -27,6 +27,8 @@ from millstream.terminal import escaped
 
 StepDescription = dict[str, str]
 DOES, STAGE, SLOT, SINCE, FROM, PATH = "does", "stage", "place", "since", "from", "way"
+HOLDS = "holds"
+"""What the state of a step depends on, if that is less than what the step does."""
 NONE_DROPPED: Mapping[str, StepDescription] = MappingProxyType({})
 NOT_STATE = (SLOT, SINCE, FROM, PATH)
 """Recorded for a step, though its state does not depend on them."""
@@ -97,7 +99,8 @@ def fitted(
     before = Counterparts(physical_plan, {name: each for name, each in kept.items() if name not in resting}).found
     steps = described(physical_plan, before)
     gone = [name for name in kept if name not in before.values() and name not in resting]
-    if gone or any(of_state(kept[old]) != of_state(steps[new]) for new, old in before.items()):
+    pairs = [of_states(kept[old], steps[new]) for new, old in before.items()]
+    if gone or any(then != now for then, now in pairs):
         raise JobChanged(
             f"the flow '{job}' has changed, and its state no longer fits:\n{differences(kept, steps, before)}",
             where=where,
@@ -163,6 +166,7 @@ def described(physical_plan: PhysicalPlan, before: Mapping[str, str]) -> dict[st
         )
         found[node.name] = {
             DOES: node.label,
+            **({HOLDS: node.state_label} if node.state_label != node.label else {}),
             **tables,
             **_fed_by(node, before),
             STAGE: str(stage),
@@ -252,7 +256,7 @@ class Counterparts:
         fed_by = _origins(self._physical_plan, node, self.found)
         return (
             (is_default(node.name) or is_default(name))
-            and node.label == self._kept[name][DOES]
+            and (node.label == self._kept[name][DOES] or node.state_label == self._kept[name].get(HOLDS))
             and self._kept[name].get(FROM, fed_by) == fed_by
         )
 
@@ -260,6 +264,13 @@ class Counterparts:
 def of_state(step: StepDescription) -> StepDescription:
     """The parts of a description that the state of a step depends on."""
     return {part: text for part, text in step.items() if part not in NOT_STATE}
+
+
+def of_states(then: StepDescription, now: StepDescription) -> tuple[StepDescription, StepDescription]:
+    """The parts of two descriptions of a step that must be equal. Older versions did not record what it holds."""
+    left_out = DOES if HOLDS in then and HOLDS in now else HOLDS
+    before, after = ({part: text for part, text in of_state(each).items() if part != left_out} for each in (then, now))
+    return before, after
 
 
 def differences(
@@ -271,7 +282,7 @@ def differences(
         if name not in before:
             lines.append(f"  + {name}: {each[DOES]}")
             continue
-        then, now = of_state(kept[before[name]]), of_state(each)
+        then, now = of_states(kept[before[name]], each)
         for part in dict.fromkeys([*then, *now]):
             if then.get(part) != now.get(part):
                 lines += [f"    {name}, {part}", f"  - {then.get(part)}", f"  + {now.get(part)}"]

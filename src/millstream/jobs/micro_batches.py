@@ -8,7 +8,7 @@ import shutil
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -63,8 +63,10 @@ from millstream.records import Schema
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
 from millstream.spark.query.failing_rows import FailingRows
-from millstream.spark.query.job_feed import STOP, JobFeed, opened
+from millstream.spark.query.job_feed import STOP, JobFeed
 from millstream.spark.query.lost_records import with_on_lost
+from millstream.spark.query.opened_sources import opened
+from millstream.spark.query.past_rows import LogPlace
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment
 from millstream.spark.query_failures import of_query
@@ -166,9 +168,17 @@ class MicroBatchJob(Job):
 
 
 def start(
-    flow: Flow, settings: Settings, display: Display, stop: StopRequest, progress: Progress | None = None
+    flow: Flow,
+    settings: Settings,
+    display: Display,
+    stop: StopRequest,
+    progress: Progress | None = None,
+    waiting: Sequence[Write] = (),
 ) -> MicroBatchJob:
-    """Starts a flow in micro-batches, and returns when its query runs. `progress` continues that of an earlier one."""
+    """Starts a flow in micro-batches, and returns when its query runs.
+
+    `progress` continues that of an earlier one. `waiting` has the outputs of an app that do not run now.
+    """
     outputs = flow.check()
     name = flow.name
     if settings.on_lost is not None:
@@ -220,7 +230,7 @@ def start(
         check_workers(spark, needs_of(physical_plan, broker, folder.path))
         partitions_kept = before.partitions if before else min(cores, groups)
         kept = folder.settle(physical_plan, partitions_kept, identities, STAGES_OF_APP if flows else 0)
-        write_plan(folder.path, name, physical_plan)
+        write_plan(folder.path, name, physical_plan, kept.partitions, waiting)
         claim_runs(kept.identity, folder.path)
         progress = progress or Progress()
         sinks = {}
@@ -378,6 +388,7 @@ def _feed(
         preparers,
         counts_rows=settings.metrics,
         evolved=tuple(kept.evolved),
+        log=LogPlace.of(broker, str(folder.path)),
     )
     starts: dict[str, Offsets] = {}
     since = settings.since_instant

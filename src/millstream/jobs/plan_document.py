@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,25 +10,42 @@ from millstream.errors import MillstreamError
 from millstream.log.disk import read_document, write_document
 from millstream.plan.dashboards import built_dashboards
 from millstream.plan.explain import Stage, kind_of
-from millstream.plan.nodes import Dead, Node, WindowedAggregate, Write
+from millstream.plan.masks import masked_columns
+from millstream.plan.nodes import Dead, Node, Read, WindowedAggregate, Write
+from millstream.plan.walking import in_order
 from millstream.spark.query.physical_drawing import stages_of
 from millstream.spark.query.physical_plan import PhysicalPlan
 
 FILE = "plan.json"
 
 
-def plan_document(flow: str, physical_plan: PhysicalPlan) -> dict[str, Any]:
-    """Its steps, how Spark runs them, and the dashboards of its file.
+def plan_document(
+    flow: str, physical_plan: PhysicalPlan, tasks: int | None = None, waiting: Sequence[Node] = ()
+) -> dict[str, Any]:
+    """Its steps, how Spark runs them, and the dashboards and masked columns of its file.
 
-    A step has its name, what it does, its kind and its inputs by name.
+    A step has its name, what it does, its kind and its inputs by name. `tasks` is how many
+    run a stage at the same time. `waiting` has outputs of an app that do not run now, because their flow has failed:
+    the columns of the topics they read are still masked.
     """
     return {
         "flow": flow,
         "key_groups": physical_plan.groups,
         "logical": [_step(node) for node in physical_plan.order],
-        "physical": [_stage(stage) for stage in stages_of(physical_plan)],
+        "physical": [_stage(stage, physical_plan.groups, tasks) for stage in stages_of(physical_plan)],
         "dashboards": [each.document() for each in built_dashboards()],
+        "masked": masked_columns(),
+        "read": _columns_read(in_order((*physical_plan.outputs, *waiting))),
     }
+
+
+def _columns_read(order: Sequence[Node]) -> dict[str, list[str]]:
+    """By topic, the columns that any step reads of it."""
+    found: dict[str, set[str]] = {}
+    for node in order:
+        if isinstance(node, Read) and (topic := node.source.broker_topic):
+            found.setdefault(topic, set()).update(node.schema.names)
+    return {topic: sorted(columns) for topic, columns in found.items()}
 
 
 def _step(node: Node) -> dict[str, Any]:
@@ -39,23 +56,38 @@ def _step(node: Node) -> dict[str, Any]:
         "inputs": [each.name for each in node.inputs],
         "columns": list(node.schema.names),
         "line": node.user_line,
+        "topic": node.source.broker_topic if isinstance(node, Read) else None,
         "windowed": isinstance(node, WindowedAggregate),
         "dead_to": node.sink.broker_topic if isinstance(node, Write) and isinstance(node.inputs[0], Dead) else None,
     }
 
 
-def _stage(stage: Stage) -> dict[str, Any]:
+def _stage(stage: Stage, groups: int, tasks: int | None) -> dict[str, Any]:
+    of_groups = f"{groups} key groups" if tasks is None else f"{groups} key groups in {_counted(tasks, 'task')}"
+    runs = {"source": "tasks by partition and range", "state": of_groups, "sink": "the driver, batch by batch"}
     return {
         "name": stage.name,
         "does": stage.does,
         "kind": stage.kind,
         "inputs": [each.name for each in stage.inputs],
+        "runs": runs.get(stage.kind, "a task"),
+        "steps": list(stage.steps),
     }
 
 
-def write_plan(folder: Path, flow: str, physical_plan: PhysicalPlan) -> None:
-    with suppress(OSError, MillstreamError):  # no job fails because its plan cannot be shown
-        write_document(folder / FILE, plan_document(flow, physical_plan))
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def write_plan(
+    folder: Path, flow: str, physical_plan: PhysicalPlan, tasks: int | None = None, waiting: Sequence[Node] = ()
+) -> None:
+    """No job fails because its plan cannot be shown, unless it has masked columns: they are read from the plan."""
+    try:
+        write_document(folder / FILE, plan_document(flow, physical_plan, tasks, waiting))
+    except (OSError, MillstreamError):
+        if masked_columns():
+            raise
 
 
 def read_plan(folder: Path) -> dict[str, Any] | None:

@@ -38,7 +38,7 @@ from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.stream import Stream
 from millstream.plan.timing import Timed, timing
 from millstream.plan.walking import in_order
-from millstream.spark.query.task_reading import dead_frame, framed
+from millstream.spark.query.source_frames import dead_frame, framed
 
 STEP_ROWS = 200_000
 FIRST_ROWS = 2_000  # a stream without state needs few rows for its first results

@@ -28,6 +28,7 @@ from millstream.errors import (
     OutputMismatch,
     RecordFailed,
 )
+from millstream.jobs.ask_topics import prepare_topics
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT as CHECKPOINT
@@ -160,6 +161,7 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
         if not is_new:
             _check_folder(folder, plan)
         display.phase("checking the topics")
+        prepare_topics(flow.asks.values(), broker)
         logs = {node: _opened(topic, opening) for node, topic in plan.sources.items()}
         partitions = {
             node.name: logs[node].topic(topic.name).settings.partitions for node, topic in plan.sources.items()
@@ -292,6 +294,7 @@ def _query(spark: SparkSession, plan: RealTimePlan, folder: JobFolder, settings:
     for node, topic in plan.sources.items():
         options = kafka_options(topic, node.user_line) | start
         options |= {"subscribe": topic.name, "includeHeaders": "true", "kafka.isolation.level": "read_committed"}
+        options |= {"failOnDataLoss": "false"} if node.on_lost == "earliest" else {}
         frames[node] = spark.readStream.format("kafka").options(**options).load()
     output, topic = next(iter(plan.sinks.items()))
     rows = compiled(plan.targets, frames)

@@ -11,6 +11,7 @@ from millstream.jobs.renaming import renamed
 from millstream.log import ADDRESS_VARIABLE
 from millstream.log.kafka.address import SCHEME
 from millstream.plan import nodes
+from millstream.plan.asks import AnswerByRow, answered_by_row
 from millstream.plan.flow import Flow
 from millstream.plan.needs_spark import expressions_of
 from millstream.plan.nodes import Node, Read, Write
@@ -51,7 +52,7 @@ class RealTimePlan:
 def real_time_plan(flow: Flow, settings: Settings) -> RealTimePlan:
     """Refuses what real-time mode does not support, and names it."""
     _check_settings(settings)
-    outputs, name = flow.check(), flow.name
+    outputs, name = answered_by_row(flow, flow.check()), flow.name
     if settings.into is not None:
         outputs, name = renamed(outputs, settings.into), f"{flow.name}.{settings.into}"
     order = in_order(outputs)
@@ -102,7 +103,7 @@ def _check_step(node: Node) -> None:
         raise _refuse(
             node, "it is a Python function, which cannot run here", "write it as an expression: select, with_column"
         )
-    elif not isinstance(node, nodes.Where | nodes.Project | nodes.Union | Write):
+    elif not isinstance(node, nodes.Where | nodes.Project | nodes.Union | AnswerByRow | Write):
         raise _refuse(
             node, f"it is not an expression over one row ({node.label})", "do that in a second flow, in micro-batches"
         )
@@ -127,7 +128,7 @@ def _topic(node: Node, endpoint: Connector, broker: str | None) -> KafkaTopic:
     on_lost = node.on_lost if isinstance(node, Read) else "error"
     if endpoint.topic_name is None:
         raise _refuse(node, f"{endpoint} is not a Kafka topic", "read and write ms.kafka(…), or leave out mode")
-    if on_lost != "error":
+    if on_lost == "latest":
         raise _refuse(node, f"on_lost='{on_lost}' is not supported", "leave out on_lost=")
     topic = endpoint.kafka_topic(broker)
     if topic is None:

@@ -48,11 +48,14 @@ class SavedJobs:
             done = restore(self.all, name, job, save)
         return {**asdict(done), "savepoint": name, "before": next(iter(before), None)}
 
-    def state(self, job: str, step: str, key: Mapping[str, str] | None = None) -> dict[str, Any]:
-        """The rows that a step of a job keeps. It starts a Spark session, which reads the checkpoint."""
+    def state(self, job: str, step: str, key: Mapping[str, str] | None = None, batches: int = 0) -> dict[str, Any]:
+        """The rows that a step of a job keeps, and what each of its newest batches changed.
+
+        It starts a Spark session, which reads the checkpoint.
+        """
         from millstream.jobs.state_rows import state_of
 
-        return state_of(self.existing(job), step, key or {})
+        return state_of(self.existing(job), step, key or {}, batches)
 
     def job(self, name: str) -> JobFolder:
         """The folder of a job, which need not exist yet."""

@@ -178,7 +178,7 @@ class Savepoints:
             make_folders(draft)
             for path in checkpoint.files_after(batch):
                 try:
-                    _link(path, draft / "checkpoint" / path.relative_to(job.checkpoint))
+                    link(path, draft / "checkpoint" / path.relative_to(job.checkpoint))
                 except FileNotFoundError:
                     raise _Vanished(f"{path} is missing") from None
             for part in (SOURCES, FRAMES):
@@ -263,7 +263,7 @@ def _checkpoint_in(folder: Path, description: JobDescription) -> Checkpoint:
     return Checkpoint(folder / "checkpoint", description.stages_kept, description.partitions)
 
 
-def _link(path: Path, place: Path) -> None:
+def link(path: Path, place: Path) -> None:
     """Links a file and its checksums; copies them if the file system has no links."""
     place.parent.mkdir(parents=True, exist_ok=True)
     for each, target in ((path, place), (path.with_name(f".{path.name}.crc"), place.with_name(f".{place.name}.crc"))):

@@ -19,7 +19,7 @@ from millstream.jobs.kept_steps import (
     StepDescription,
     check_added,
     described,
-    of_state,
+    of_states,
     with_default_slots,
     with_slots,
 )
@@ -156,8 +156,8 @@ class _Comparison:
             return StepChange(node.name, None, STARTS_EMPTY, node.label)
         name = self._old_names[old]
         is_renamed = f"was {name}" if name != node.name else ""
-        then = of_state(self._steps[old])
-        if then == of_state(now):
+        then, after = of_states(self._steps[old], now)
+        if then == after:
             return StepChange(node.name, name, KEEPS, is_renamed)
         try:
             added, dropped = self._changes(node, old, now)
@@ -173,7 +173,8 @@ class _Comparison:
 
     def _changes(self, node: Node, old: str, now: StepDescription) -> tuple[list[str], list[str]]:
         feeds_steps = any(node in self._physical_plan.origins_of(other) for other in self._physical_plan.chain)
-        return changes_of(node, of_state(self._steps[old]), of_state(now), does=DOES, feeds_steps=feeds_steps)
+        then, after = of_states(self._steps[old], now)
+        return changes_of(node, then, after, does=DOES, feeds_steps=feeds_steps)
 
     def _evolved(self, node: Node) -> str | None:
         """The only missing step that this one may be, with more or other aggregates and under its default name."""

@@ -102,6 +102,19 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class SlotSample:
+    """What a Postgres server keeps for a capture, whether that runs or not."""
+
+    database: str
+    """Its name in the settings of the supervisor."""
+    slot: str
+    slot_retained_bytes: int
+    slot_lag_bytes: int
+    slot_is_active: int
+    slot_is_lost: int
+
+
+@dataclass(frozen=True)
 class Metrics:
     """The metrics of a job as its folder has them."""
 
@@ -154,6 +167,13 @@ JOB_METRICS: dict[str, str] = {
     "busy": "The share of the time in which the job did not wait for rows, from 0 to 1.",
 }
 """Of a job, by name."""
+SLOT_METRICS: dict[str, str] = {
+    "slot_retained_bytes": "How much of its change log a Postgres server keeps for a capture.",
+    "slot_lag_bytes": "How much of the change log the capture has not stored yet.",
+    "slot_is_active": "1 if a capture is reading the slot, else 0.",
+    "slot_is_lost": "1 if the server no longer has, or may soon remove, changes that the capture needs, else 0.",
+}
+"""Of a replication slot of a watched database, by name."""
 
 
 def is_idle(partition: PartitionSample, source: StepPlan, now: float) -> bool:

@@ -26,7 +26,7 @@ from millstream.plan.walking import in_order
 from millstream.provenance.dead_letters import DeadLetter
 from millstream.provenance.replaying import check_here
 from millstream.records import DEAD_LETTER_SCHEMA
-from millstream.spark.query.task_reading import dead_frame, framed
+from millstream.spark.query.source_frames import dead_frame, framed
 
 
 def rehearsed(flow: Flow, letters: Sequence[DeadLetter], *, broker: str, folder: Path) -> dict[str, Any]:

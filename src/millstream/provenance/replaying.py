@@ -34,7 +34,7 @@ from millstream.plan.walking import in_order
 from millstream.plan.watermarks import Bounded, Custom
 from millstream.provenance.batches import RecordedBatch
 from millstream.spark.query.physical_plan import SourcePartition
-from millstream.spark.query.task_reading import dead_frame, framed
+from millstream.spark.query.source_frames import dead_frame, framed
 
 OFFSET_BITS = 40
 """The origin of a row is one number: the offset, and above these bits the place of its partition in a list."""

@@ -17,11 +17,13 @@ from pyspark.sql.pandas.types import to_arrow_type
 from pyspark.sql.types import DataType, NullType, VariantType
 
 from millstream.errors import InvalidExpression, InvalidSchema, MillstreamError
-from millstream.expressions.expression import ColumnText, Expression, InDriver
+from millstream.expressions.column_texts import ColumnText, shown_column
+from millstream.expressions.expression import Expression, InDriver
 from millstream.expressions.spark_functions import SPARK_FUNCTIONS
 from millstream.expressions.spark_types import instead_of
 from millstream.records import Schema
 from millstream.records.variants import VARIANT
+from millstream.spark.batch_clock import INSTEAD, differs_when_repeated, reads_clock
 from millstream.spark.pyspark_logs import errors_not_logged
 from millstream.spark.session.start import running, session_for_analysis
 from millstream.user_lines import users_line, what_exists
@@ -31,6 +33,7 @@ PYTHON = ("PythonUDF", "PythonUDAF", "PythonFuncExpression")
 FOR_MORE_ROWS = "use .agg(…) for aggregates; an expression here is evaluated for one row"
 FOR_WINDOWS = "use .key_by('user').window(ms.fixed('10 minutes')).agg(…); other windows: sliding, sessions"
 WINDOW_CALLS = ("window(", "session_window(")
+FOR_GENERATORS = "make the rows in a select(…) of its own, select('id', x='explode(xs)'), and go on with its column"
 FOR_OTHER_DATA = "join the stream with flow.table(…)"
 
 
@@ -59,6 +62,9 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
         raise _invalid(
             f"'{shown}' differs with each call, and results must be repeatable", "provide it as a column of the rows"
         )
+    if differs_when_repeated(expressions_in(plan), shown):
+        raise _invalid(f"'{shown}' reads Spark's own clock, and results must be repeatable", INSTEAD)
+    kinds = _kinds(plan)
     return Expression(
         shown,
         None,
@@ -66,7 +72,8 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
         frozenset(_used(plan, schema)),
         reason,
         None if column is None else InDriver(column),
-        calls_python=any(kind in _kinds(plan) for kind in PYTHON),
+        calls_python=any(kind in kinds for kind in PYTHON),
+        clocked=shown if reads_clock(kinds) else None,
         makes_rows=makes_rows,
     )
 
@@ -74,10 +81,13 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
 def name_of(column: Column, schema: Schema) -> str:
     """The name of a column in a DataFrame that selects it."""
     spark = running() or session_for_analysis()
-    with analysis_errors(spark, str(column), schema, users_line()):
+    with analysis_errors(spark, shown_column(column), schema, users_line()):
         names = empty_frame(spark, schema).select(column).columns
     if len(names) != 1:
-        raise _invalid(f"'{column}' makes several columns", "write it as text: select('posexplode(xs) as (place, x)')")
+        raise _invalid(
+            f"'{shown_column(column)}' makes several columns",
+            "write it as text: select('posexplode(xs) as (place, x)')",
+        )
     return names[0]
 
 
@@ -125,7 +135,8 @@ def nodes_of(plan: Any) -> Iterator[Any]:
         yield from nodes_of(children.apply(place))
 
 
-def _expressions_of(plan: Any) -> Iterator[Any]:
+def expressions_in(plan: Any) -> Iterator[Any]:
+    """All expressions of a logical plan of Spark."""
     for node in nodes_of(plan):
         found = node.expressions()
         waiting = [found.apply(place) for place in range(found.size())]
@@ -137,7 +148,7 @@ def _expressions_of(plan: Any) -> Iterator[Any]:
 
 
 def _kinds(plan: Any) -> set[str]:
-    return {str(each.getClass().getSimpleName()) for each in _expressions_of(plan)}
+    return {str(each.getClass().getSimpleName()) for each in expressions_in(plan)}
 
 
 def has_subquery(plan: Any) -> bool:
@@ -183,6 +194,15 @@ def _refused(spark: SparkSession, error: AnalysisException, shown: str, schema: 
     if condition.startswith("UNRESOLVED_COLUMN"):
         name = parameters.get("objectName", "").replace("`", "")
         return f"there is no column '{name}', in '{shown}'", what_exists(name, schema.names)
+    if condition.startswith("WRONG_NUM_ARGS"):
+        return (
+            f"'{shown}' has the wrong number of arguments: {_message(error)}",
+            "see the function in Spark's reference",
+        )
+    if condition.startswith("UNSUPPORTED_GENERATOR"):
+        return f"'{shown}' makes several rows of one inside another expression", FOR_GENERATORS
+    if condition.startswith("MISSING_ATTRIBUTES"):
+        return f"'{shown}' is a Column of another DataFrame", "name the column: sf.col('id'), or write text: 'id > 3'"
     if "number of aliases" in str(error):
         return f"'{shown}' makes several columns", f"name them in a select(…): select('{shown} as (a, b)')"
     if "AGGREGATE" in condition or "GROUP" in condition or "WINDOW" in condition:
@@ -196,7 +216,7 @@ def _message(error: PySparkException) -> str:
     text = lines[0] if lines else type(error).__name__
     if text.startswith("["):
         text = text.partition("] ")[2]
-    return text.partition(" SQLSTATE:")[0].rstrip(".")
+    return text.partition(" SQLSTATE:")[0].partition(" Please, refer to ")[0].rstrip(".")
 
 
 def _invalid(what: str, next_step: str | None) -> InvalidExpression:

@@ -18,7 +18,9 @@ _EXPRESSION = re.compile(
     r"== (?P<kind>SQL|DataFrame)[^\n]*==\n(?P<quote>.*?)\n\n",
     re.DOTALL,
 )
-_WITHOUT_QUOTE = re.compile(r"(?:\A|(?:Exception|Error): )\[[A-Z0-9_.]+\] (?P<message>[^\n]*?) SQLSTATE: 22[0-9A-Z]{3}")
+_WITHOUT_QUOTE = re.compile(
+    r"(?:\A|(?:Exception|Error): )\[[A-Z0-9_.]+\] (?P<message>[^\n]*?) SQLSTATE: (?:22|P0)[0-9A-Z]{3}"
+)
 _PYTHON = re.compile(r"An exception was thrown from the Python worker:\n(?P<trace>.*?)(?:\n SQLSTATE|\Z)", re.DOTALL)
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<name>\S+)', re.MULTILINE)
 _RAISED = re.compile(r"^[\w.]+(?:: .*)?$", re.MULTILINE)

@@ -17,12 +17,21 @@ from pyspark.sql import functions as sf
 from millstream.errors import InvalidPlan, MillstreamError
 from millstream.expressions.spark_types import instead_of
 from millstream.records import Schema
-from millstream.spark.analysis import FOR_OTHER_DATA, analysis_errors, column_type, empty_frame, has_subquery
+from millstream.spark.analysis import (
+    FOR_OTHER_DATA,
+    analysis_errors,
+    column_type,
+    empty_frame,
+    expressions_in,
+    has_subquery,
+)
+from millstream.spark.batch_clock import INSTEAD as CLOCK_INSTEAD
+from millstream.spark.batch_clock import BatchClock, differs_when_repeated
 from millstream.spark.session.start import running, session_for_analysis
 from millstream.user_lines import AtUsersLine, users_line
 
-PROJECT, FILTER = "Project", "Filter"
-ROW_BY_ROW = (PROJECT, FILTER, "Generate", "SubqueryAlias", "ResolvedHint")
+PROJECT, FILTER, GENERATE = "Project", "Filter", "Generate"
+ROW_BY_ROW = (PROJECT, FILTER, GENERATE, "SubqueryAlias", "ResolvedHint")
 INSTEAD = {
     "Aggregate": "use group_by(…).agg(…), or a window",
     "Deduplicate": "use distinct(…)",
@@ -101,13 +110,17 @@ def applied(function: Callable[[Any], Any], frame: DataFrame, hidden: Sequence[s
     output = base.output()
     attributes = [output.apply(place) for place in range(output.size())]
     carried = _seq(jvm, [each for each in attributes if each.name() in hidden])
-    return _carrying(frame, plan, base, carried, number)
+    return _Carrying(frame, base, carried, number).frame_of(plan)
 
 
 def _check(plan: Any, base: Any, line: str | None) -> None:
     if has_subquery(plan):
         raise InvalidPlan(
             "the function looks at other data, which may change: a subquery", where=line, next_step=FOR_OTHER_DATA
+        )
+    if differs_when_repeated(expressions_in(plan)):
+        raise InvalidPlan(
+            "the function reads Spark's own clock, and results must be repeatable", where=line, next_step=CLOCK_INSTEAD
         )
     node = plan
     while not node.equals(base):
@@ -127,23 +140,38 @@ def _check(plan: Any, base: Any, line: str | None) -> None:
         node = node.children().apply(0)
 
 
-def _carrying(frame: DataFrame, node: Any, base: Any, carried: Any, number: str) -> DataFrame:
-    """What the function has made of the frame, whose plan is `base`, with the carried columns in every projection."""
-    if node.equals(base):
-        return frame
-    before = _carrying(frame, node.children().apply(0), base, carried, number)
-    jvm: Any = frame.sparkSession._jvm
-    name, child = str(node.nodeName()), before._jdf.queryExecution().analyzed()
-    if name == FILTER:
-        condition = jvm.org.apache.spark.sql.classic.ExpressionUtils.column(node.condition())
-        return before.where(guarded(Column(condition), number))
-    if name == PROJECT:
-        columns = node.projectList().appendedAll(carried)
-        made = jvm.org.apache.spark.sql.catalyst.plans.logical.Project(columns, child)
-    else:
-        made = node.withNewChildren(_seq(jvm, [child]))
-    jdf = jvm.org.apache.spark.sql.classic.Dataset.ofRows(frame.sparkSession._jsparkSession, made)
-    return DataFrame(jdf, frame.sparkSession)
+class _Carrying:
+    """What a function makes of a frame, whose plan is `base`, with the carried columns in every projection."""
+
+    def __init__(self, frame: DataFrame, base: Any, carried: Any, number: str) -> None:
+        self._frame = frame
+        self._base = base
+        self._carried = carried
+        self._number = number
+        self._clock = BatchClock(frame)
+
+    def frame_of(self, node: Any) -> DataFrame:
+        if node.equals(self._base):
+            return self._frame
+        before = self.frame_of(node.children().apply(0))
+        session = self._frame.sparkSession
+        jvm: Any = session._jvm
+        name, child = str(node.nodeName()), before._jdf.queryExecution().analyzed()
+        if name == FILTER:
+            condition = self._clock.replaced(node.condition())
+            column = jvm.org.apache.spark.sql.classic.ExpressionUtils.column(condition)
+            return before.where(guarded(Column(column), self._number))
+        if name == PROJECT:
+            given = node.projectList()
+            columns = [self._clock.replaced(given.apply(place)) for place in range(given.size())]
+            projected = _seq(jvm, columns).appendedAll(self._carried)
+            made = jvm.org.apache.spark.sql.catalyst.plans.logical.Project(projected, child)
+        else:
+            made = node.withNewChildren(_seq(jvm, [child]))
+            if name == GENERATE:
+                made = self._clock.replaced_in(made)
+        jdf = jvm.org.apache.spark.sql.classic.Dataset.ofRows(session._jsparkSession, made)
+        return DataFrame(jdf, session)
 
 
 def _seq(jvm: Any, values: list[Any]) -> Any:

@@ -17,12 +17,14 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millstream import errors
 from millstream.errors import DiskFull, MillstreamError, SparkFailed, StepFailed
-from millstream.log.disk import NO_ROOM
-from millstream.plan.nodes import Node
-from millstream.spark.expression_failures import of_expression
+from millstream.private_files import NO_ROOM
+
+if TYPE_CHECKING:
+    from millstream.plan.nodes import Node
 
 _KINDS = {
     name: kind for name, kind in vars(errors).items() if isinstance(kind, type) and kind.__module__ == errors.__name__
@@ -129,6 +131,8 @@ def of_query(
 ) -> MillstreamError:
     """The error of a query, for the user. `mark` is that of its workers, `folder` the job's, and `in_spark` are the
     steps that run in Spark's own engine."""
+    from millstream.spark.expression_failures import of_expression  # not in workers: it imports much of `plan`
+
     if isinstance(error, MillstreamError):
         return error
     if isinstance(error, OSError) and (full := _no_room(error, folder)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -25,28 +26,8 @@ SECONDS = 60
 STEP_S = 0.05
 THE_END_S = 10_000
 NOBODY = "nobody"
-# As the demo has it, but that its panes go to a topic.
-FLOW = """
-import millstream as ms
-
-flow = ms.Flow("pumped")
-readings = flow.read(
-    "readings",
-    schema="device string NOT NULL, litres int NOT NULL, at timestamp NOT NULL",
-    event_time="at",
-    watermark=ms.bounded("3 seconds", idle="10 seconds"),
-)
-panes = (
-    readings.key_by("device")
-    .window(ms.fixed("10 seconds"), allowed_lateness="15 seconds")
-    .trigger(ms.after_watermark(early=ms.after("2 seconds"), late=ms.after_count(1)))
-    .retracting()
-    .agg(litres=ms.sum("litres"), readings=ms.count())
-)
-panes.write("pumped")
-panes.late.write("readings.late")
-readings.dead.write("readings.dead")
-"""
+DEMO = (EXAMPLES / "demo_flow.py").read_text()
+FLOW = re.sub(r"^panes\.write\(ms\.sqlite\(.*$", 'panes.write("pumped", name="panes")', DEMO, flags=re.MULTILINE)
 
 
 @pytest.fixture

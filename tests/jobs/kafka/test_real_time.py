@@ -305,6 +305,23 @@ PROGRAM = """
         flow.start(**settings)
 
     report["cores"] = failing(wide)
+
+    def asked():
+        flow = ms.Flow("asked")
+        flow.ask("half", "n int", lambda requests: requests.where("n > 0").select("request", half="n / 2"))
+        job = flow.start(broker=f"kafka://{servers}", **settings)
+        with ms.client("asked", broker=f"kafka://{servers}") as client:
+            calls = [client.submit("half", "2 minutes", n=n) for n in (1, 0, 3)]
+            answers = [call.result() for call in calls]
+            took = []
+            for n in range(100):
+                began = time.perf_counter()
+                client.call("half", "2 minutes", n=n)
+                took.append(time.perf_counter() - began)
+        job.stop()
+        return {"answers": answers, "median_ms": sorted(took)[50] * 1000}
+
+    report["asked"] = asked()
     print(json.dumps(report))
 """
 COLUMNS = "i int, s string, t timestamp, d date, x double, b binary, l array<string>, m struct<a: string, n: bigint>"
@@ -459,3 +476,24 @@ def test_a_job_that_runs_elsewhere_or_has_lost_its_checkpoint_is_refused(report:
         assert report[refused].startswith("OutputMismatch: ")
         assert "--start-over" in report[refused]
     assert f"--folder {report['folder']}" in report["elsewhere"]
+
+
+@pytest.mark.soak
+def test_questions_are_answered_row_by_row(report: dict[str, Any]) -> None:
+    """A request that a step drops has an empty answer. How long one takes is only printed."""
+    print(report["asked"])
+    assert report["asked"]["answers"] == [[{"half": 0.5}], [], [{"half": 1.5}]]
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (lambda requests: requests.group_by("request").agg(n=ms.max("n")), "keeps state"),
+        (lambda requests: requests.map(lambda row: row, "request string, n int"), "a Python function"),
+    ],
+)
+def test_a_question_that_needs_more_than_its_row_is_refused(answer: Callable[[Any], Any], why: str) -> None:
+    flow = ms.Flow("asked")
+    flow.ask("top", "n int", answer)
+    with pytest.raises(InvalidInput, match=why):
+        real_time_plan(flow, Settings(mode="real time", broker="kafka://host:9092"))

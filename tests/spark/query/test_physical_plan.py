@@ -113,3 +113,28 @@ def test_a_physical_plan_is_drawn_without_text_behind_it(format: Any) -> None:
         assert ElementTree.fromstring(said).tag.endswith("svg")
     else:
         assert said.count("-->") == 3
+
+
+def _timed(flow: ms.Flow) -> ms.Stream:
+    return flow.read("rows", "user string, n int, at timestamp", event_time="at")
+
+
+def _untimed(flow: ms.Flow) -> ms.Stream:
+    return flow.read("rows", "user string, n int")
+
+
+@pytest.mark.parametrize(
+    ("build", "needs"),
+    [
+        (lambda flow: _untimed(flow).where("n > 1"), False),
+        (lambda flow: _untimed(flow).group_by("user").agg(n=ms.sum("n")), False),
+        (lambda flow: _timed(flow).group_by("user").agg(n=ms.sum("n")), True),
+        (lambda flow: _untimed(flow).key_by("user").process(lambda row, key: row, "user string"), True),
+    ],
+)
+def test_only_results_that_depend_on_the_clock_need_batches_without_rows(
+    build: Callable[[ms.Flow], Any], needs: bool
+) -> None:
+    flow = ms.Flow("idle")
+    build(flow).write(ms.memory("out"))
+    assert PhysicalPlan(flow.check(), groups=4).needs_ticks is needs

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from pyspark.sql import SparkSession
 from millstream import spark as package
 from millstream.errors import InvalidSetting
 from millstream.spark import session, warm
-from millstream.spark.session.start import SETTINGS, log_file
+from millstream.spark.session.start import SETTINGS, _java_options, log_file
 
 STATE_STORE = "spark.sql.streaming.stateStore.providerClass"
 ROCKSDB = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
@@ -99,6 +100,19 @@ def test_sparks_output_goes_to_a_file(spark: SparkSession) -> None:
     assert "ERROR mill: grinding halt" in log.read_text()
 
 
+def test_options_of_java_come_from_the_environment(spark: SparkSession) -> None:
+    """Method: conftest.py sets one for all tests."""
+    runtime = spark._jvm.java.lang.management.ManagementFactory.getRuntimeMXBean()  # type: ignore[union-attr]
+    given = os.environ["MILLSTREAM_JAVA_OPTIONS"]
+    assert given in list(runtime.getInputArguments())
+
+
+def test_options_of_java_that_cannot_be_read_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MILLSTREAM_JAVA_OPTIONS", "-Dname='a b")
+    with pytest.raises(InvalidSetting, match="MILLSTREAM_JAVA_OPTIONS cannot be read: No closing quotation"):
+        _java_options()
+
+
 def test_the_names_of_the_package_are_functions() -> None:
     assert all(callable(getattr(package, name)) for name in package.__all__)
 
@@ -171,3 +185,39 @@ def test_a_damaged_archive_is_thrown_away(tmp_path: Path) -> None:
     )
     assert (done.stdout, done.stderr) == ("3\n", "")
     assert list((tmp_path / "work").iterdir()) == []
+
+
+WITH_JARS = """
+from millstream.spark import session
+
+spark = session(settings={"spark.jars": JARS})
+loader = spark._jvm.Thread.currentThread().getContextClassLoader()
+print(loader.getResource("of_the_user.txt") is not None, spark.conf.get("spark.jars"))
+
+
+def where(batches):
+    import pyarrow
+    import pyspark
+
+    for _ in batches:
+        yield pyarrow.record_batch({"place": [pyspark.__file__]})
+
+
+print(spark.range(1, numPartitions=1).mapInArrow(where, "place string").collect()[0].place)
+"""
+
+
+@pytest.mark.more
+@pytest.mark.own_processes
+@pytest.mark.parametrize("prefix", ["", "file://"])
+def test_workers_load_pyspark_with_its_bytecode_also_if_there_are_jars(tmp_path: Path, prefix: str) -> None:
+    """Spark's launcher would have them load it from a zip, which takes half a second of every query's start."""
+    jar = tmp_path / "users.jar"
+    with zipfile.ZipFile(jar, "w") as made:
+        made.writestr("of_the_user.txt", "")
+    done = run(WITH_JARS.replace("JARS", repr(prefix + str(jar)), 1), tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    found, place = done.stdout.splitlines()
+    assert found == f"True {prefix}{jar}"
+    assert place.endswith("pyspark/__init__.py")
+    assert ".zip" not in place

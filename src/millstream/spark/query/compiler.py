@@ -35,6 +35,7 @@ from millstream.secrets import delivery
 from millstream.spark.query import task_messages
 from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedSource, as_option
 from millstream.spark.query.packing import DRIVER, REPORT, Packed, to_batch
+from millstream.spark.query.past_rows import check_past
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.processor import StageProcessor
 from millstream.spark.query.spark_parts import SparkPart
@@ -67,6 +68,8 @@ def compiled(
     """
     slots = shipment.physical_plan.first_slots() if slots is None else slots
     _check_refused(shipment.physical_plan)
+    if shipment.log is not None:
+        check_past(shipment.physical_plan)
     spark.sparkContext.environment.update(delivery())  # before Spark starts its Python processes
     spark.dataSource.register(FeedSource)
     packed = spark.readStream.format(FORMAT).schema(PACKED).option(FEED, as_option(feed, shipment.mark)).load()

@@ -19,7 +19,6 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from millstream import terminal
-from millstream.connectors.opening import open_source
 from millstream.connectors.source import Offsets, Slab, Slice, Source
 from millstream.errors import DamagedState, MillstreamError, SourceUnavailable
 from millstream.log.disk import read_document
@@ -28,8 +27,8 @@ from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Read
 from millstream.spark.query import task_messages
 from millstream.spark.query.job_clock import JobClock
+from millstream.spark.query.opened_sources import opened
 from millstream.spark.query.packing import CONTROL, Packed, to_batch
-from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.rewinding import Rewind, read_rewinds, rewound
 from millstream.spark.query.state_runner import Shipment
 from millstream.spark.query.task_messages import ClockControl
@@ -46,7 +45,6 @@ HALTED = "halted"
 SEVERAL_WAIT_S = 0.02
 UNAVAILABLE_S_MAX, RETRY_S = 600.0, 1.0
 BATCH_BYTES_MAX = 256 << 20
-SOURCES_KEPT = 256
 
 
 @dataclass
@@ -116,7 +114,7 @@ class JobFeed:
         waited_s = time.monotonic() - self._planned_at
         ticks = (
             self._until is None
-            and bool(self.shipment.physical_plan.chain)
+            and self.shipment.physical_plan.needs_ticks
             and (bool(self._nodes()) or waited_s >= self.tick_s)
         )
         if self._until is not None and self.shipment.physical_plan.dataframe_sources and not self._ticked:
@@ -354,31 +352,3 @@ def redo_entries(folder: Path) -> list[dict[str, Any]]:
             next_step=f"restore the file from a copy, or rebuild the results: millstream jobs rebuild {folder.name}",
         ) from error
     return found
-
-
-_OPENED: dict[tuple[Any, ...], Source] = {}
-
-
-def opened(
-    node: Read, physical_plan: PhysicalPlan, broker: str | KafkaAddress | None, folder: Path, run: str
-) -> Source:
-    """Opens a source once per process and run: the next run may start over in the same folder.
-
-    Steps that read the same topic share a source.
-    """
-    columns = physical_plan.shared_reading[node]
-    place = (*physical_plan.reads_as[node], repr(columns), str(broker), str(folder), run)
-    if place not in _OPENED:
-        while len(_OPENED) >= SOURCES_KEPT:
-            _OPENED.pop(next(iter(_OPENED))).close()
-        own = folder / "sources" / node.name
-        _OPENED[place] = open_source(
-            node.source,
-            node.schema,
-            broker=broker,
-            folder=own,
-            name=node.name,
-            columns=columns,
-            on_lost=node.on_lost,
-        )
-    return _OPENED[place]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from millstream.plan.explain import Stage
 from millstream.plan.needs_spark import reasons
 from millstream.plan.nodes import Node, Read, Write
@@ -21,7 +23,9 @@ def stages_of(physical_plan: PhysicalPlan) -> list[Stage]:
         steps = [physical_plan.chain[place] for place in stage]
         fed_by = [found[origin] for origin in found if _feeds(physical_plan, origin, stage)]
         does = "shuffle by key group, then " + "; ".join(_with_fused(physical_plan, step) for step in steps)
-        box = Stage(f"stage {number}", steps[-1].schema, tuple(dict.fromkeys(fed_by)), None, does, "state")
+        box = Stage(
+            f"stage {number}", steps[-1].schema, tuple(dict.fromkeys(fed_by)), None, does, "state", _names(steps)
+        )
         found |= dict.fromkeys(steps, box)
         boxes.append(box)
     for output in physical_plan.outputs:
@@ -31,13 +35,27 @@ def stages_of(physical_plan: PhysicalPlan) -> list[Stage]:
             if _ends_in(physical_plan, origin, output)
         ]
         inputs = tuple(dict.fromkeys(found[origin] for origin in origins))
-        boxes.append(Stage(output.name, output.schema, inputs, None, f"{output.label}, by the driver", "sink"))
+        boxes.append(
+            Stage(output.name, output.schema, inputs, None, f"{output.label}, by the driver", "sink", _names([output]))
+        )
     return boxes
 
 
 def _reading(physical_plan: PhysicalPlan, source: Read) -> Stage:
     where = "in Spark SQL, then packed" if isinstance(source.source, SparkFrame) else "in the task that reads"
-    return Stage(source.name, source.schema, (), None, f"{_with_fused(physical_plan, source)}, {where}", "source")
+    return Stage(
+        source.name,
+        source.schema,
+        (),
+        None,
+        f"{_with_fused(physical_plan, source)}, {where}",
+        "source",
+        _names([source]),
+    )
+
+
+def _names(steps: Sequence[Node]) -> tuple[str, ...]:
+    return tuple(step.name for step in steps)
 
 
 def _with_fused(physical_plan: PhysicalPlan, origin: Node) -> str:

@@ -32,6 +32,16 @@ from millstream.spark.query.spark_parts import SparkPart, parts_of
 
 Frames = Mapping[str, pl.DataFrame]
 T = TypeVar("T")
+CLOCKLESS = (
+    table_nodes.Latest,
+    table_nodes.Grouped,
+    table_nodes.Distinct,
+    table_nodes.Take,
+    table_nodes.Top,
+    table_nodes.TableJoin,
+    table_nodes.LookupJoin,
+)
+"""Steps without processing-time timers: with event time, they may still wait for the watermark."""
 
 
 @dataclass(frozen=True)
@@ -232,6 +242,20 @@ class PhysicalPlan:
         return [node for node in self.order if node.keeps_state]
 
     @cached_property
+    def needs_ticks(self) -> bool:
+        """Whether the clock alone can change a result, so that an idle job needs batches without rows.
+
+        Tables whose rows have no event time change only with rows: a batch would only delay the next one.
+        """
+        clockless = all(isinstance(step, CLOCKLESS) for step in self.chain)
+        return bool(self.chain) and not (clockless and not self.timing and not self.dataframe_sources)
+
+    @cached_property
+    def looks_back(self) -> bool:
+        """Whether a step may read rows of the past again."""
+        return any(getattr(node, "from_log", False) for node in self.chain)
+
+    @cached_property
     def _origins(self) -> dict[Node, list[Node]]:
         """The origins whose regions a node is in."""
         found: dict[Node, list[Node]] = {}
@@ -267,6 +291,10 @@ class PhysicalPlan:
         """The origins that feed a step of the chain and determine its watermark."""
         counting = step.inputs[: step.awaited_inputs]
         return list(dict.fromkeys(origin for given in counting for origin in self._origins[given]))
+
+    def origins_of_input(self, step: Node, side: int) -> list[Node]:
+        """The sources and steps of the chain that feed one input of a step."""
+        return self._origins[step.inputs[side]]
 
     def origins_of(self, step: Node) -> list[Node]:
         """The sources and steps of the chain that feed a step."""

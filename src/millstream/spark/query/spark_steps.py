@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -88,23 +88,43 @@ def typed_rows(rows: pl.DataFrame, part: SparkPart, came: int, now: int) -> pa.T
 
 
 def hidden_columns(part: SparkPart) -> pa.Schema:
-    """The hidden columns of a part's rows; the clock is among them if an expression uses it."""
-    uses_clock = any(each.uses_clock for step in part.steps for each in expressions_of(step))
+    """The hidden columns of a part's rows; the clock is among them if a step may use it."""
+    uses_clock = any(
+        isinstance(step, SparkFunction) or any(each.uses_clock for each in expressions_of(step)) for step in part.steps
+    )
     return HIDDEN.append(pa.field(NOW, INSTANT)) if uses_clock else HIDDEN
 
 
 def _where(frame: DataFrame, step: Where, hidden: Sequence[str]) -> DataFrame:
+    if _reads_clock(step):
+        return applied(lambda rows: rows.where(_unclocked(step.condition)), frame, hidden, CAME)
     return frame.where(guarded(as_column(step.condition), CAME))
 
 
 def _project(frame: DataFrame, step: Project, hidden: Sequence[str]) -> DataFrame:
+    if _reads_clock(step):
+        return applied(lambda rows: rows.select(*_columns(step, _unclocked)), frame, hidden, CAME)
+    return frame.select(*_columns(step, as_column), *(sf.col(f"`{name}`") for name in hidden))
+
+
+def _columns(step: Project, column_of: Callable[[Expression], Column]) -> list[Column]:
     made = []
     for name, value in step.columns:
-        column = as_column(value)
+        column = column_of(value)
         if not value.needs_spark and not value.makes_rows:  # else it has the type that Spark gave it
             column = column.cast(spark_type(step.schema, name))
         made.append(column.alias(name))
-    return frame.select(*made, *(sf.col(f"`{name}`") for name in hidden))
+    return made
+
+
+def _reads_clock(step: Node) -> bool:
+    """Whether a step reads Spark's own clock, as a Column does: text reads that of the batch."""
+    return any(each.uses_clock and each.clocked == each.spark for each in expressions_of(step))
+
+
+def _unclocked(made: Expression) -> Column:
+    """An expression with Spark's own clock, which is then replaced."""
+    return sf.expr(made.spark) if made.native is None else as_column(made)
 
 
 def _function(frame: DataFrame, step: SparkFunction, hidden: Sequence[str]) -> DataFrame:

@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,7 +26,7 @@ from millstream.connectors.sink import Preparer
 from millstream.errors import DamagedState
 from millstream.operators.accumulators import ORDER
 from millstream.operators.clock import Clock
-from millstream.operators.stateful import INPUTS, LATE, LOST, NOTE, NOTES, Stateful, held_for, stateful
+from millstream.operators.stateful import INPUTS, LATE, LOST, NOTE, NOTES, LooksBack, Stateful, held_for, stateful
 from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.endpoints import Endpoint
@@ -46,8 +46,9 @@ from millstream.spark.query.packing import (
     Packer,
     from_bytes,
 )
+from millstream.spark.query.past_rows import LogPlace, PastRows
 from millstream.spark.query.physical_plan import PhysicalPlan, labels
-from millstream.spark.query.task_messages import StepControl, StepReport, control_from_bytes
+from millstream.spark.query.task_messages import SourceControl, StepControl, StepReport, control_from_bytes
 from millstream.spark.query_failures import marked, new_mark
 from millstream.spark.session.user_code import ship
 from millstream.state.runs import Runs
@@ -160,6 +161,8 @@ class Shipment:
     """Whether tasks report the rows of each step."""
     evolved: tuple[str, ...] = ()
     """Steps whose state may be that of an earlier version of the flow."""
+    log: LogPlace | None = None
+    """Where steps read rows of the past again; None: they hold them in their state."""
 
     @property
     def folder(self) -> Path:
@@ -190,6 +193,7 @@ class Shipment:
             self.mark,
             self.counts_rows,
             self.evolved,
+            self.log,
         )
 
 
@@ -209,6 +213,7 @@ def _unpacked_shipment(
     mark: str,
     counts_rows: bool,
     evolved: tuple[str, ...],
+    log: LogPlace | None,
 ) -> Shipment:
     """A worker unpickles a plan once, though it comes with every task."""
     if not _SHIPMENTS:
@@ -217,7 +222,7 @@ def _unpacked_shipment(
         while len(_SHIPMENTS) >= PLANS_KEPT:  # a worker serves many queries one after the other
             _SHIPMENTS.pop(next(iter(_SHIPMENTS)))
         plan = cloudpickle.loads(packed_plan)
-        shipment = Shipment(name, plan, partitions, runs_folder, preparers, mark, counts_rows, evolved)
+        shipment = Shipment(name, plan, partitions, runs_folder, preparers, mark, counts_rows, evolved, log)
         shipment.__dict__["_packed_plan"] = packed_plan
         _SHIPMENTS[name] = shipment
     return _SHIPMENTS[name]
@@ -244,6 +249,9 @@ class StepRunner:
         self._node = self._plan.physical_plan.chain[number]
         physical_plan = self._plan.physical_plan
         self._defaults = getattr(self._step, "defaults", {}) if self._node.name in shipment.evolved else None
+        self._past: PastRows | None = None
+        if shipment.log is not None and isinstance(self._step, LooksBack) and getattr(self._node, "from_log", False):
+            self._past = PastRows(physical_plan, self._node, self._step, shipment.log, shipment.name)
         self._upstream = physical_plan.upstream(self._node)
         self._groups = {
             origin: 1 if physical_plan.shares_key_group(origin, self._node) else physical_plan.groups
@@ -268,6 +276,10 @@ class StepRunner:
         watermark = max(head.watermark, inputs.watermark())
         clock = self._step.clock(Clock(head.watermark, watermark, head.now, inputs.now))
         packer = self._plan.packer(self._node, task=FIRST_OF_STEPS + (self._number << 12) + group, own_label=label)
+        if self._past is not None and isinstance(self._step, LooksBack):
+            ends = {each.origin: each.ends for each in controls if isinstance(each, SourceControl) and each.ends}
+            groups = len(self._plan.labels)
+            self._step.past = partial(self._past.pieces, ends, inputs.now, group, groups)
         given = self._inputs(received, head)
         late = 0
         notes: tuple[str, ...] = ()

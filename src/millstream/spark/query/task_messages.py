@@ -34,6 +34,8 @@ class SourceControl(Message, frozen=True):
     """Partitions that count as idle from now on."""
     watermark: int | None = None
     """A watermark for all partitions, such as the end of time."""
+    ends: dict[str, int] = {}
+    """The offsets that the batch ends at, by partition, if a step may read rows of the past and this task says so."""
 
 
 class StepControl(Message, frozen=True):

@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-import polars as pl
-
 from millstream.connectors.source import Offsets, Slab, Slice
-from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.operators.lateness import with_ahead_marked
 from millstream.operators.source_watermarks import advanced
 from millstream.operators.stateful import DEAD, SENT
@@ -18,7 +13,8 @@ from millstream.plan.bundles import END
 from millstream.plan.nodes import Read
 from millstream.spark.query import task_messages
 from millstream.spark.query.packing import DRIVER, REPORT, Packed
-from millstream.spark.query.physical_plan import SourcePartition, event_times
+from millstream.spark.query.physical_plan import SourcePartition
+from millstream.spark.query.source_frames import dead_frame, framed
 from millstream.spark.query.state_runner import WorkerPlan
 from millstream.spark.query.task_messages import SourceControl, SourceReport
 
@@ -75,7 +71,8 @@ class Reader:
         """What the next steps and outputs get, and the report of this task."""
         node, task, is_first = self.node, self._task, self.number == 0
         done = tuple(name for name in task.silent.get(self.number, []) if name in task.done.get(node.name, []))
-        control = SourceControl(node.name, task.now, self._partitions, done, END if task.ended else None)
+        ends = task.ends.get(node.name, {}) if self._plan.physical_plan.looks_back else {}
+        control = SourceControl(node.name, task.now, self._partitions, done, END if task.ended else None, ends)
         yield from self._packer.pack(control)
         report = SourceReport(
             node.name,
@@ -104,24 +101,3 @@ def grouped(packed: Iterable[Packed]) -> Iterator[list[Packed]]:
             group, size = [], 0
     if group:
         yield group
-
-
-def framed(slab: Slab, node: Read, names: Sequence[str]) -> pl.DataFrame:
-    """The columns of rows as read, with time, weight and offset."""
-    rows = pl.from_arrow(slab.rows.select(list(names)))
-    assert isinstance(rows, pl.DataFrame)
-    # Records older than the column have nulls.
-    weights = rows["weight"].cast(pl.Int32).fill_null(1) if node.changes and "weight" in rows.columns else None
-    return rows.with_columns(
-        event_times(rows, node),
-        pl.lit(1, pl.Int32).alias(WEIGHT) if weights is None else weights.alias(WEIGHT),
-        pl.Series(OFFSET, np.asarray(slab.offsets, np.int64)),
-    )
-
-
-def dead_frame(slab: Slab) -> pl.DataFrame:
-    if slab.dead is None or not len(slab.dead):
-        return frame_of([], None)
-    dead = pl.from_arrow(slab.dead)
-    assert isinstance(dead, pl.DataFrame)
-    return dead.with_columns(pl.lit(None, pl.Int64).alias(TIME), pl.lit(1, pl.Int32).alias(WEIGHT))

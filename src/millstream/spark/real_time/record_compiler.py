@@ -21,6 +21,7 @@ from millstream.connectors.kafka.sink import OVERHEAD_BYTES
 from millstream.connectors.topic.columns import is_metadata
 from millstream.expressions.spark_types import backquoted
 from millstream.plan import nodes
+from millstream.plan.asks import ERROR, REQUEST, ROWS, AnswerByRow
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.walking import in_order
 from millstream.records import Schema
@@ -123,6 +124,24 @@ class SourceSteps:
 
     def _visit_union(self, node: nodes.Union) -> list[str]:
         return self._given(node)
+
+    def _visit_answerbyrow(self, node: AnswerByRow) -> list[str]:
+        """One answer for each request, with the rows that its steps made of it; none if they dropped it."""
+        requests, found = (self._made[given] for given in node.inputs)
+        kind = node.schema.field(ROWS).type
+        names = [each.name for each in kind.value_type]
+        rows = []
+        for column in found:
+            parts = ", ".join(f"{text_of(name)}, {column}.{backquoted(name)}" for name in names)
+            rows.append(f"case when {column} is not null then named_struct({parts}) end")
+        made = f"cast(array_compact(array({', '.join(rows)})) as {type_of(kind)})"
+        return [
+            self._hold(
+                f"case when {asked} is not null then named_struct({text_of(REQUEST)}, {asked}.{REQUEST}, "
+                f"{text_of(ROWS)}, {made}, {text_of(ERROR)}, cast(null as string)) end"
+            )
+            for asked in requests
+        ]
 
     def _visit_write(self, node: Write) -> list[str]:
         """The values of the records that Kafka accepts."""

@@ -62,13 +62,16 @@ def spark_home() -> Path:
     return Path(pyspark.__file__).parent
 
 
-def start(java: Java, options: Sequence[str], log: Path) -> Any:
-    """Starts a JVM with Spark's gateway for Python, and returns the connection to it. Its stderr goes to `log`."""
+def start(java: Java, options: Sequence[str], log: Path, jars: Sequence[Path] = ()) -> Any:
+    """Starts a JVM with Spark's gateway for Python, and returns the connection to it. Its stderr goes to `log`.
+
+    `jars` are the user's. They come last, because an archive of classes fits only if its own jars come first.
+    """
     command = [
         str(java.command),
         "-XX:+DisplayVMOutputToStderr",  # otherwise a Java that cannot start reports it on stdout
         "-cp",
-        class_path(),
+        os.pathsep.join([class_path(), *map(str, jars)]),
         *MODULE_OPTIONS,
         *options,
         "org.apache.spark.api.python.PythonGatewayServer",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -89,15 +90,18 @@ JVM_OPTIONS = (
     "-XX:-UsePerfData",
     "-Djava.net.preferIPv6Addresses=false",
 )
+JARS = "spark.jars"
 # These need Spark's own launcher: it fetches jars, changes the class path, reads a folder of settings.
 SUBMITTED = (
-    "spark.jars",
+    JARS,
     "spark.files",
     "spark.archives",
     "spark.submit.",
     "spark.driver.extra",
     "spark.driver.default",
 )
+JAVA_OPTIONS = "MILLSTREAM_JAVA_OPTIONS"
+"""More options for the JVM of a session on this machine, such as -XX:TieredStopAtLevel=1 for short runs."""
 SUBMIT_VARIABLES = ("PYSPARK_SUBMIT_ARGS", "SPARK_CONF_DIR", "SPARK_HOME")
 
 # Spark's log goes to a file; what a user must know is raised as an error that names the file.
@@ -376,8 +380,9 @@ def _start_jvm(
     temporary.mkdir()
     # For libraries that Java unpacks and runs, and shuffled rows: Spark opens some of these folders to every user.
     temporary_option = f"-Djava.io.tmpdir={temporary}"
-    submitted = any(key.startswith(SUBMITTED) for key in chosen) or any(map(os.environ.get, SUBMIT_VARIABLES))
-    if local and not submitted:
+    jars = _jars_here(chosen.get(JARS, ""))
+    submitted = any(key.startswith(SUBMITTED) and not (key == JARS and jars) for key in chosen)
+    if local and not submitted and not any(map(os.environ.get, SUBMIT_VARIABLES)):
         cached = archive.options(found) if options is None else options
         memory = f"-Xmx{chosen['spark.driver.memory']}"
         plain = [
@@ -387,15 +392,16 @@ def _start_jvm(
             temporary_option,
             f"-XX:ErrorFile={folder / 'crash.log'}",
             "-XX:-CreateCoredumpOnCrash",
+            *_java_options(),
         ]
         try:
-            gateway = launch.start(found, [*plain, *cached], _log)
+            gateway = launch.start(found, [*plain, *cached], _log, jars)
         except SparkFailed:
             if not cached or options is not None:
                 raise
             archive.path(found).unlink(missing_ok=True)  # Java 17 crashes on a damaged one
             _log.unlink(missing_ok=True)
-            gateway = launch.start(found, plain, _log)
+            gateway = launch.start(found, plain, _log, jars)
     else:
         os.environ["JAVA_HOME"] = str(java.launcher_home(found))
         more = [chosen.get("spark.driver.extraJavaOptions", ""), log_option, f'"{temporary_option}"']
@@ -403,6 +409,21 @@ def _start_jvm(
         given = {**chosen, "spark.driver.extraJavaOptions": " ".join(filter(None, more))}
         gateway = submitting.submit(given, folder, _log, cwd=folder if moved else None, local=local)
     SparkContext._ensure_initialized(gateway=gateway)
+
+
+def _java_options() -> list[str]:
+    given = os.environ.get(JAVA_OPTIONS, "")
+    try:
+        return shlex.split(given)
+    except ValueError as error:
+        next_step = "separate the options by spaces, and close every quote"
+        raise InvalidSetting(f"{JAVA_OPTIONS} cannot be read: {error}", next_step=next_step) from None
+
+
+def _jars_here(given: str) -> list[Path]:
+    """The jars of a setting if all are plain files of this machine; otherwise none, and Spark finds them."""
+    paths = [Path(each.strip().removeprefix("file://")).absolute() for each in given.split(",")] if given else []
+    return paths if all(path.suffix == ".jar" and path.is_file() for path in paths) else []
 
 
 def _adopted(active: SparkSession, master: str | None, settings: Mapping[str, str]) -> SparkSession:

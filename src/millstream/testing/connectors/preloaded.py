@@ -11,6 +11,7 @@ MODULES = (
     "millstream.testing.connectors.sink_suite",
     "httptools",
     "paho.mqtt.client",
+    "pika",
     "pytest",
     "uvicorn",
     "uvicorn.protocols.http.httptools_impl",

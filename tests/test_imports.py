@@ -15,6 +15,7 @@ ROOT = Path(millstream.__file__).parent
 EVERYTHING = "everything"
 MAY_IMPORT: dict[str, list[str]] = {
     "terminal": [],
+    "readiness": [],
     "errors": ["terminal"],
     "private_files": ["errors"],
     "sqlite_file": ["private_files"],
@@ -38,7 +39,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "webhooks": ["secrets"],
     "alerts": ["metrics", "webhooks", "postgres_address"],
     "connectors": ["plan", "log", "alerts"],
-    "capture": ["connectors"],
+    "capture": ["connectors", "readiness"],
     "copies": ["capture"],
     "views": ["plan", "log"],
     "events": ["log"],
@@ -46,7 +47,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "stored_models": ["plan", "log"],
     "calling": ["plan", "log"],
     "serving": ["connectors"],
-    "bridges": ["serving"],
+    "bridges": ["serving", "readiness"],
     "spark": ["operators", "local", "connectors"],
     "jobs": ["spark", "metrics"],
     "provenance": ["jobs", "reference"],
@@ -62,6 +63,7 @@ FOR_TYPES_ONLY = {("plan/flow.py", "millstream.jobs.job.Job"), ("plan/apps.py", 
 """What a file names for type checkers without ever loading it: the types of what `Flow.run` and `App.run` return."""
 WITHOUT_SPARK = {
     "terminal",
+    "readiness",
     "errors",
     "private_files",
     "sqlite_file",

@@ -164,14 +164,21 @@ class MqttBridge:
             try:
                 connection.run()
             except Rejected as rejected:
-                step = "check the user, the password and what it may read"
-                self._refusal = SourceUnavailable(str(rejected), where=str(self._source.broker), next_step=step)
-                self.stop()
+                self._refuse(str(rejected), "check the user, the password and what it may read")
             except ConnectionLost as lost:
                 self._drop()
                 logger.warning("no connection to the MQTT broker: %s; connecting again", lost)
+            except Exception as error:
+                self._refuse(
+                    f"the client fails: {type(error).__name__}: {error}", "report it, with the traceback in the log"
+                )
+                logger.exception("the MQTT bridge fails")
             pause = RECONNECT_SECONDS if connection.was_accepted else min(2 * pause, RECONNECT_SECONDS_MAX)
             self._stopped.wait(random.uniform(pause / 2, pause))
+
+    def _refuse(self, what: str, next_step: str) -> None:
+        self._refusal = SourceUnavailable(what, where=str(self._source.broker), next_step=next_step)
+        self.stop()
 
     def _made(self) -> MqttConnection:
         source = self._source

@@ -6,7 +6,6 @@ not read: the broker keeps them.
 
 from __future__ import annotations
 
-import select
 import socket
 import ssl
 import threading
@@ -17,6 +16,7 @@ from dataclasses import dataclass
 
 from millstream.bridges import mqtt_wire as wire
 from millstream.bridges.mqtt_client import MqttBroker
+from millstream.readiness import wait_readable
 
 READ_BYTES = 1 << 18
 CONNECT_SECONDS = 10.0
@@ -154,13 +154,13 @@ class MqttConnection:
     def _wait(self, connection: socket.socket, reads: bool, wants_write: bool) -> bool:
         """Whether there is something to read. Waits for that, for room to write, or to be woken."""
         pending = reads and isinstance(connection, ssl.SSLSocket) and connection.pending() > 0
-        sources: list[socket.socket] = [connection, self._wake_receive] if reads else [self._wake_receive]
+        sources = [connection, self._wake_receive] if reads else [self._wake_receive]
         seconds = 0.0 if pending else min(LOOK_SECONDS, self._keep_alive_seconds / 4 or LOOK_SECONDS)
-        ready, _, _ = select.select(sources, [connection] if wants_write else [], [], seconds)
-        if self._wake_receive in ready:
+        ready = wait_readable(sources, seconds, writing=connection if wants_write else None)
+        if self._wake_receive.fileno() in ready:
             with suppress(BlockingIOError):
                 self._wake_receive.recv(4096)
-        return pending or connection in ready
+        return pending or connection.fileno() in ready
 
     def _read(self, connection: socket.socket) -> None:
         try:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import select
 import stat
 import time
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import BinaryIO
 
 from millstream.errors import InvalidInput
+from millstream.readiness import wait_readable
 
 CHUNK_BYTES = 4 << 20
 GATHER_SECONDS, GATHER_SECONDS_MAX = 0.005, 0.1
@@ -94,7 +94,7 @@ def _gather(descriptor: int) -> bytes:
     size = 0
     deadline = 0.0
     while size < CHUNK_BYTES:
-        if pieces and (time.monotonic() > deadline or not select.select([descriptor], [], [], GATHER_SECONDS)[0]):
+        if pieces and (time.monotonic() > deadline or not wait_readable([descriptor], GATHER_SECONDS)):
             break
         piece = os.read(descriptor, CHUNK_BYTES - size)
         if not piece:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-import select
 import struct
 import time
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 
 from millstream.capture.mariadb.address import Address
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable, StorageError
+from millstream.readiness import wait_readable
 from millstream.secrets import concealed
 
 CONNECT_SECONDS, READ_SECONDS = 10, 600
@@ -161,7 +161,7 @@ class Replica:
 
     def _fill(self, wait_s: float) -> bool:
         pending = getattr(self._socket, "pending", None)  # of TLS
-        if not (pending and pending()) and not select.select([self._socket], [], [], wait_s)[0]:
+        if not (pending and pending()) and not wait_readable([self._socket], wait_s):
             return False
         received = self._socket.recv(RECEIVED_BYTES)
         if not received:

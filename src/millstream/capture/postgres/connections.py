@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import select
 import struct
 import time
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from millstream.capture.postgres.types import SETTINGS
 from millstream.connectors.databases.postgres import FOR_GOOD, UNREADABLE
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable, StorageError
 from millstream.postgres_address import secrets_of, without_password
+from millstream.readiness import wait_readable
 from millstream.secrets import concealed
 
 CONNECT_SECONDS = 10
@@ -90,7 +90,7 @@ def copied(db: Any, statement: str) -> Iterator[memoryview]:
         if received[0] > 0:
             yield received[1]
         else:
-            select.select([pg.socket], [], [], WAIT_SECONDS)
+            wait_readable([pg.socket], WAIT_SECONDS)
             pg.consume_input()
     ended = pg.get_result()
     while pg.get_result() is not None:
@@ -174,8 +174,7 @@ class Replication:
         self._said_at = time.monotonic()
 
     def _fill(self, wait_s: float) -> None:
-        ready, _, _ = select.select([self._pg.socket], [], [], wait_s)
-        if ready:
+        if wait_readable([self._pg.socket], wait_s):
             self._pg.consume_input()
 
     def _raise_end(self) -> None:

@@ -366,9 +366,10 @@ def test_settings_of_spark(name: str) -> None:
 
 
 @pytest.fixture
-def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> EmbeddedLog:
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EmbeddedLog]:
     monkeypatch.setenv("MILLSTREAM_BROKER", str(tmp_path / "log"))
-    return EmbeddedLog(tmp_path / "log")
+    with EmbeddedLog(tmp_path / "log") as opened:
+        yield opened
 
 
 def ran(*arguments: object, **variables: str) -> tuple[int, str]:

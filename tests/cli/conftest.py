@@ -8,7 +8,7 @@ import pty
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -47,8 +47,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def log(folder: Path) -> EmbeddedLog:
-    return EmbeddedLog(folder)
+def log(folder: Path) -> Iterator[EmbeddedLog]:
+    with EmbeddedLog(folder) as opened:
+        yield opened
 
 
 Run = Callable[..., Done]

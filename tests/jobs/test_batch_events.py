@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -53,8 +54,9 @@ class Run:
 
 
 @pytest.fixture
-def log(tmp_path: Path) -> EmbeddedLog:
-    return EmbeddedLog(tmp_path / "log", upkeep=False)
+def log(tmp_path: Path) -> Iterator[EmbeddedLog]:
+    with EmbeddedLog(tmp_path / "log", upkeep=False) as opened:
+        yield opened
 
 
 def test_figures_are_those_of_one_batch(log: EmbeddedLog) -> None:

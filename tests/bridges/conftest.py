@@ -8,9 +8,17 @@ from pathlib import Path
 import pytest
 
 from folders import in_memory
+from millstream.log import EmbeddedLog
 
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
     with in_memory() as folder:
         yield folder
+
+
+@pytest.fixture
+def orders(log: EmbeddedLog) -> EmbeddedLog:
+    """A log with a topic `orders`."""
+    log.create_topic("orders")
+    return log

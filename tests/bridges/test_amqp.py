@@ -44,12 +44,6 @@ def queue() -> str:
     return f"orders-{next(NUMBERS)}"
 
 
-@pytest.fixture
-def orders(log: EmbeddedLog) -> EmbeddedLog:
-    log.create_topic("orders")
-    return log
-
-
 @contextmanager
 def bridging(log: EmbeddedLog, rabbit: RabbitMq, queue: str, **settings: Any) -> Iterator[Landing]:
     with Landing(log, "amqp", ["orders"]) as landing:

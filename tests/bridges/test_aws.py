@@ -46,12 +46,6 @@ def name() -> str:
     return f"orders-{next(NUMBERS)}"
 
 
-@pytest.fixture
-def orders(log: EmbeddedLog) -> EmbeddedLog:
-    log.create_topic("orders")
-    return log
-
-
 @contextmanager
 def from_queue(log: EmbeddedLog, aws: AwsServer, name: str, **settings: Any) -> Iterator[Landing]:
     with Landing(log, "sqs", ["orders"]) as landing:

@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
+# Without bytecode, every worker would rewrite the assertions of all tests again.
+unexport PYTHONDONTWRITEBYTECODE
 PARTS := properties transcripts log connectors spark kafka cluster benchmarks
 
 .PHONY: help setup demo kafka cluster test test-more soak bench docs clean
@@ -52,11 +54,11 @@ console/node_modules: console/package.json # only where Node is there
 test: $(READY) console/node_modules
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(PYTEST) -m "not soak and not more" --property-seconds 0.5
+	$(BIN)/mypy --num-workers 2
+	$(PYTEST) -m "not soak and not more" --property-seconds 0.2
 
 test-more: $(READY)
-	$(PYTEST) -m "(more or property) and not soak" --property-seconds 3
+	$(PYTEST) -m "(more or property) and not soak" --property-seconds 1
 
 soak: $(READY)
 	@failed=; for part in $(or $(PART),$(PARTS)); do \

@@ -3,7 +3,8 @@
 A property is run in rounds. A round has all its examples and a seed of its own; rounds follow
 one another until the minutes given are over, so a run ends in a known time: that of the property's last round later.
 The examples that Hypothesis completed are counted and printed at the end; examples it discarded are not among them.
-Tests that repeat something by themselves ask `rounds` how often: with less than a minute per property, less often.
+Tests that repeat something by themselves ask `rounds` how often, or have a parameter `kills`: with less than a minute
+per property, they do it less often.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ PART_OF_FOLDER = {
 }
 """Where a folder has no part of its own name. All folders called `kafka` are of that part."""
 MINUTES_HELP = "how long each property is tried (default: 1); below 1, other tests do fewer rounds too"
+KILLS_LEAST = 3
 LIMIT_S = 7200.0
 """What hangs is ended: no single test takes that long."""
 HERE = Path(__file__).parent
@@ -97,6 +99,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     config.hook.pytest_deselected(items=[item for item, its_part in zip(items, parts, strict=True) if its_part != part])
     items[:] = chosen
     for item in chosen:
+        _scale_kills(item, min(1.0, config.getoption("soak_minutes")))
         limit = item.get_closest_marker("timeout")
         limit_s = max(limit.args[0] if limit else 0, LIMIT_S)
         if item.get_closest_marker("property"):
@@ -104,6 +107,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _repeat(item, seconds)
             limit_s += seconds
         item.add_marker(pytest.mark.timeout(limit_s), append=False)
+
+
+def _scale_kills(item: pytest.Item, share: float) -> None:
+    """A test with a parameter `kills` does only a share of them in a short run."""
+    if isinstance(item, pytest.Function) and hasattr(item, "callspec") and "kills" in item.callspec.params:
+        kills = item.callspec.params["kills"]
+        item.callspec.params["kills"] = max(min(KILLS_LEAST, kills), round(share * kills))
 
 
 def _repeat(item: pytest.Item, seconds: float) -> None:

@@ -6,7 +6,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPException
@@ -366,36 +366,26 @@ class TestSqsSink(SinkSuite):
 # ---------------------------------------------------------------- many kills
 
 
-@pytest.mark.soak
-class TestHttpKilledOften(TestHttp):
-    kills = 100
+def killed_often(suite: type[BridgeSuite] | type[SinkSuite]) -> Any:
+    """A hundred kills, without the other tests of the suite."""
+    others = {name: None for name in dir(suite) if name.startswith("test_") and name != "test_killed_at_every_step"}
+    members = {"kills": 100, "__module__": __name__, **others}
+    return pytest.mark.soak(type(f"{suite.__name__}KilledOften", (suite,), members))
 
 
-@pytest.mark.soak
-class TestMqttKilledOften(TestMqtt):
-    kills = 100
+@pytest.fixture(autouse=True)
+def fewer_kills_in_a_short_run(
+    request: pytest.FixtureRequest, rounds: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = BridgeSuite.kills
+    if request.cls.kills > usual:
+        monkeypatch.setattr(request.cls, "kills", rounds(request.cls.kills, usual))
 
 
-@pytest.mark.soak
-class TestWebhookKilledOften(TestWebhook):
-    kills = 100
-
-
-@pytest.mark.soak
-class TestAmqpKilledOften(TestAmqp):
-    kills = 100
-
-
-@pytest.mark.soak
-class TestAmqpSinkKilledOften(TestAmqpSink):
-    kills = 100
-
-
-@pytest.mark.soak
-class TestSqsKilledOften(TestSqs):
-    kills = 100
-
-
-@pytest.mark.soak
-class TestMqttSinkKilledOften(TestMqttSink):
-    kills = 100
+TestHttpKilledOften = killed_often(TestHttp)
+TestMqttKilledOften = killed_often(TestMqtt)
+TestWebhookKilledOften = killed_often(TestWebhook)
+TestAmqpKilledOften = killed_often(TestAmqp)
+TestAmqpSinkKilledOften = killed_often(TestAmqpSink)
+TestSqsKilledOften = killed_often(TestSqs)
+TestMqttSinkKilledOften = killed_often(TestMqttSink)

@@ -110,17 +110,17 @@ def killed(up: Up, jobs: Jobs, rounds: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "rounds",
+    "kills",
     [
         pytest.param(5, marks=pytest.mark.more, id="five"),
         pytest.param(KILLS, marks=[pytest.mark.soak, pytest.mark.timeout(6 * 3600)], id="many"),
     ],
 )
-def test_kills_of_supervisor_and_drivers_lose_no_job_and_no_row(up: Up, tmp_path: Path, rounds: int) -> None:
+def test_kills_of_supervisor_and_drivers_lose_no_job_and_no_row(up: Up, tmp_path: Path, kills: int) -> None:
     jobs = up.start()
     with ms.connect(up.log) as log:
         log.create_topic("in", schema="n int", partitions=1)
     flow = tmp_path / "flow.py"
     flow.write_text(FLOW)
     jobs.submit(flow, restarts_max=1000, options=["--master", "local[1]"])
-    killed(up, jobs, rounds)
+    killed(up, jobs, kills)

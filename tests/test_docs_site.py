@@ -127,6 +127,7 @@ def test_the_glossary_has_every_term_once() -> None:
     assert not twice
 
 
+@pytest.mark.more
 @pytest.mark.own_processes
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(tmp_path)]

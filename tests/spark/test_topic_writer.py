@@ -147,6 +147,7 @@ def test_a_frame_without_a_transaction_leaves_no_named_producer(source: SparkSes
     assert scores(log, "once") == [0, 1, 2, 3]
 
 
+@pytest.mark.more
 def test_the_broker_may_be_an_option(spark: SparkSession, log: EmbeddedLog, kafka: KafkaCluster) -> None:
     into, address = new("scores"), f"kafka://{kafka.bootstrap}"
     register(spark, broker=log.path)

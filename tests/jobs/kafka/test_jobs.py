@@ -59,6 +59,7 @@ def numbers(log: KafkaLog | EmbeddedLog, topic: str) -> list[int]:
     return sorted(row["n"] for row in read(log, topic))
 
 
+@pytest.mark.more
 def test_a_job_reads_and_writes_topics_of_kafka_and_resumes_where_it_was(
     log: KafkaLog, name: str, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

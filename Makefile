@@ -75,5 +75,5 @@ docs: $(READY)
 	@echo "Open build/docs/index.html"
 
 clean:
-	rm -rf $(VENV) .kafka .flink build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .kafka .flink .duckdb build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

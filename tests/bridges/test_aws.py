@@ -16,7 +16,7 @@ import millstream as ms
 from aws_server import REGION, AwsServer
 from millstream.bridges.answered_sink import Outgoing
 from millstream.bridges.aws_client import AwsAccount
-from millstream.bridges.aws_sinks import KINESIS, SQS, KinesisSink, SqsSink, parts
+from millstream.bridges.aws_sinks import KINESIS, SQS, parts
 from millstream.bridges.kinesis import KinesisBridge, KinesisSource
 from millstream.bridges.landing import Landing
 from millstream.bridges.positioned import PositionedLanding
@@ -28,7 +28,7 @@ from millstream.log import EmbeddedLog
 from millstream.records import Schema
 from waiting import until
 
-from .aws import client, local_aws, queue_url, received
+from .aws import client, failing_in_part, local_aws, queue_url, received
 from .support import in_thread, records, values
 
 NUMBERS = count()
@@ -254,21 +254,11 @@ def test_a_row_that_is_too_large_is_rejected_and_the_others_are_sent(aws: AwsSer
 
 
 @pytest.mark.more
-def test_what_failed_of_a_batch_is_sent_again_and_only_that(
-    aws: AwsServer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The service answers that every third entry failed; moto itself never does."""
-    url, sent, request = queue_url(aws, name), [], SqsSink._request
-
-    def partly(self: SqsSink, messages: Sequence[Outgoing]) -> Any:
-        sent.append(len(messages))
-        failing = messages[::3] if len(messages) > 1 else []
-        answers = dict(request(self, [each for each in messages if each not in failing]))
-        return answers | {each.id: "passing" for each in failing}
-
-    monkeypatch.setattr(SqsSink, "_request", partly)
-    assert not write(ms.sqs(name, region=REGION, endpoint=aws.address), tmp_path, rows(10))
-    assert sent == [10, 4, 2, 1]
+def test_what_failed_of_a_batch_is_sent_again_and_only_that(aws: AwsServer, name: str, tmp_path: Path) -> None:
+    url = queue_url(aws, name)
+    with failing_in_part(aws, lambda count: list(range(0, count, 3)) if count > 1 else []) as (address, sizes):
+        assert not write(ms.sqs(name, region=REGION, endpoint=address), tmp_path, rows(10))
+    assert sizes == [10, 4, 2, 1]
     assert sorted(json.loads(each["Body"])["n"] for each in received(aws, url)) == list(range(10))
 
 
@@ -277,9 +267,12 @@ def test_what_is_never_accepted_makes_the_job_wait(
     aws: AwsServer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("millstream.bridges.aws_sinks.PAUSE_SECONDS", 0.001)
-    monkeypatch.setattr(KinesisSink, "_request", lambda self, messages: {each.id: "passing" for each in messages})
-    with pytest.raises(SinkUnavailable, match="3 of 3"):
-        write(ms.kinesis(name, "{name}", region=REGION, endpoint=aws.address), tmp_path, rows(3))
+    with (
+        failing_in_part(aws, lambda count: list(range(count))) as (address, sizes),
+        pytest.raises(SinkUnavailable, match="3 of 3"),
+    ):
+        write(ms.kinesis(name, "{name}", region=REGION, endpoint=address), tmp_path, rows(3))
+    assert set(sizes) == {3}
 
 
 @pytest.mark.more

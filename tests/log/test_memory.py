@@ -131,3 +131,10 @@ def test_commands_refuse_it() -> None:
 
     with pytest.raises(InvalidInput, match="one process"), Session("memory://", json=False).log(create=True):
         pass
+
+
+@pytest.mark.parametrize("code", [OPEN, f"import threading; threading.Thread(target=lambda: exec({OPEN!r})).start()"])
+def test_a_program_ends_without_messages(code: str) -> None:
+    """The lock that shows that its folder is in use is held until the end."""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr == ""

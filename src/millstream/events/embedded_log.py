@@ -51,7 +51,9 @@ class EmbeddedEventLog:
     def spans(self, start: int) -> Iterator[Span]:
         if start >= self._partition.stable_offset():
             return
-        reader = PartitionReader(self._partition, max(start, self._partition.start_offset()), committed=True)
+        if start < self._partition.own_start_offset():  # otherwise the archive is not asked: it may be away
+            start = max(start, self._partition.start_offset())
+        reader = PartitionReader(self._partition, start, committed=True)
         for fetch in reader.stream():
             yield Span(fetch.offsets.tolist(), to_rows(_value(fetch)), reader.offset)
 

@@ -72,6 +72,7 @@ class Index:
         self._keeps_contents = keeps_contents
         self._process = os.getpid()
         self._db = self._opened()
+        self._file = None if path is None else _identity_of(path)
         self.position, self.newest_us = self._progress()
         self._reached = self.position  # in the file, as far as this process knows
         # Of text and numbers alone: the garbage collector does not visit these, however many streams there are.
@@ -137,6 +138,15 @@ class Index:
     def _progress(self) -> tuple[int, int]:
         (reached, newest_us) = self._ask("SELECT reached, newest_us FROM progress")[0]
         return reached, newest_us
+
+    def check_file(self) -> None:
+        """Refuses to go on with a file that was deleted: SQLite would mix it with that of the next process."""
+        if self.path is not None and _identity_of(self.path) != self._file:
+            raise StorageError(
+                "the index of the event store was deleted or replaced while the store was open",
+                where=str(self.path),
+                next_step="close the store in all processes, delete the files that begin with this name, open it again",
+            )
 
     def _ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[int, ...]]:
         self._check_process()
@@ -378,6 +388,14 @@ class Index:
     def close(self) -> None:
         if os.getpid() == self._process:
             self._db.close()
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - hot path
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _changed(rules: Rules, row: Row) -> Rules:

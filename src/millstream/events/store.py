@@ -193,6 +193,7 @@ class EventStore:
             self._index.tidy()
 
     def _catch_up(self) -> None:
+        self._index.check_file()
         for span in self._log.news(self._index.position):
             self._index.apply(span.positions, span.rows, span.next_position)
             self._index.tidy()

@@ -11,7 +11,7 @@ import fnmatch
 import os
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path, PurePosixPath
@@ -33,6 +33,8 @@ HADOOP_SCHEMES = ("hdfs", "viewfs", *WEB_SCHEMES)
 SCHEMES = ("s3", "s3a", *HADOOP_SCHEMES, "gs", "gcs", "abfs", "abfss")
 _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 SECOND_NS = 1_000_000_000
+CHUNK_BYTES = 1 << 20
+UPLOADING = ".uploading"
 CONNECT_SECONDS, REQUEST_SECONDS = 5.0, 30.0
 _S3 = {
     "access_key": "AWS_ACCESS_KEY_ID",
@@ -146,7 +148,7 @@ class RemoteFolder:
 
     def copy_to(self, below: str, target: Path) -> None:
         with self.files.open_input_stream(self.path(below)) as stream, target.open("wb") as file:
-            while chunk := stream.read(1 << 20):
+            while chunk := stream.read(CHUNK_BYTES):
                 file.write(chunk)
 
     def read(self, below: str) -> bytes | None:
@@ -163,14 +165,23 @@ class RemoteFolder:
             stream.write(content)
 
     def copy_from(self, source: Path, below: str) -> None:
-        """Uploads a file; returns only if all of it is there."""
+        """Uploads a file; it appears when all of it is there."""
         self._make_folder(below)
-        with source.open("rb") as file, self.files.open_output_stream(self.path(below)) as stream:
-            while chunk := file.read(1 << 20):
-                stream.write(chunk)
-        about = self.about(below)
-        if about is None or about.size_bytes != source.stat().st_size:
-            raise OSError(f"the upload of {source.name} is incomplete")
+        draft = f"{below}{UPLOADING}" if self._has_renames else below
+        try:
+            with source.open("rb") as file, self.files.open_output_stream(self.path(draft)) as stream:
+                while chunk := file.read(CHUNK_BYTES):
+                    stream.write(chunk)
+            about = self.about(draft)
+            if about is None or about.size_bytes != source.stat().st_size:
+                raise OSError(f"the upload of {source.name} is incomplete")
+        except BaseException:
+            with suppress(OSError):
+                self.delete(draft)  # the stream was closed, which completes it as it is
+            raise
+        if draft != below:
+            self.delete(below)
+            self.move(draft, below)
 
     def move(self, below: str, target: str) -> None:
         self._make_folder(target)
@@ -178,8 +189,12 @@ class RemoteFolder:
 
     def _make_folder(self, below: str) -> None:
         """Object stores have no folders: Arrow would write an empty object for each."""
-        if scheme_of(self.address) in HADOOP_SCHEMES:
+        if self._has_renames:
             self.files.create_dir(str(PurePosixPath(self.path(below)).parent), recursive=True)
+
+    @property
+    def _has_renames(self) -> bool:
+        return scheme_of(self.address) in HADOOP_SCHEMES
 
     def delete(self, below: str) -> None:
         if self.about(below) is not None:
@@ -187,7 +202,7 @@ class RemoteFolder:
 
     def check(self) -> None:
         """Raises NotFound for a bucket that does not exist, and the error of a store that refuses or is away."""
-        bucket = self.root.partition("/")[0] if scheme_of(self.address) not in HADOOP_SCHEMES else "/"
+        bucket = "/" if self._has_renames else self.root.partition("/")[0]
         if self.files.get_file_info(bucket).type == fs.FileType.NotFound:
             raise NotFound(
                 f"there is no bucket '{bucket}'", where=shown_address(self.address), next_step="create it first"

@@ -12,10 +12,12 @@ import pytest
 
 import millstream as ms
 from millstream.errors import (
+    ArchiveUnavailable,
     ClosedError,
     EventIdReused,
     EventRefused,
     InvalidInput,
+    StorageError,
     StreamClosed,
     WrongVersion,
 )
@@ -292,3 +294,37 @@ def test_another_topic_is_not_a_store(tmp_path: Path) -> None:
         log.change_topic("carts", compaction=True)
         with pytest.raises(InvalidInput, match="compacted"):
             ms.event_store(log, "carts")
+
+
+def test_an_index_that_is_deleted_while_the_store_is_open_is_reported(tmp_path: Path) -> None:
+    """Two processes with different files under one name would not see the same versions."""
+    store = ms.event_store(tmp_path / "log", "s")
+    store.append("a", [ms.Event("E1"), ms.Event("E2")])
+    assert store._index.path is not None
+    store._index.path.unlink()
+    for use in (lambda: store.version("a"), lambda: store.append("a", ms.Event("E3"), expected_version=0)):
+        with pytest.raises(StorageError, match="deleted or replaced while the store was open"):
+            use()
+    store.close()
+    with ms.event_store(tmp_path / "log", "s") as again:
+        assert again.append("a", ms.Event("E3"), expected_version=2).version == 3
+
+
+def test_a_store_whose_archive_is_away_takes_new_events(tmp_path: Path) -> None:
+    with ms.connect(tmp_path / "log") as log, ms.event_store(log, "s") as store:
+        store.append("a", ms.Event("E", {"text": "x" * 500}))
+        archive = tmp_path / "archive"
+        log.change_topic("s", segment_bytes=4096, retention_bytes=4096, retention_archive=archive)
+        for _ in range(30):
+            store.append("a", ms.Event("E", {"text": "x" * 500}))
+        log.clean("s")
+        store._index.flush()
+        store.append("a", ms.Event("Newer"))  # the next one has to read this
+        archive.rename(tmp_path / "away")
+        with ms.event_store(log, "s") as other:
+            assert other.append("a", ms.Event("Newest"), expected_version=32).version == 33
+            assert types(other, "a", from_version=32) == ["Newer", "Newest"]
+            with pytest.raises(ArchiveUnavailable):
+                types(other, "a")
+            (tmp_path / "away").rename(archive)
+            assert len(types(other, "a")) == 33

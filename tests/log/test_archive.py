@@ -143,3 +143,15 @@ def test_a_kill_while_archiving_loses_and_doubles_nothing(log, root, step, after
     assert numbers(log) == list(range(60))
     assert log.topic("t").partition(0).own_start_offset() > 0
     assert not list(root.glob("t-*/0/.*.archiving")) or step == "copy"
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_kill_in_a_later_round_hides_nothing_that_was_archived_before(filled, step):
+    """The archive has segments that are also still here: what is before them must be found all the same."""
+    send(filled, range(100, 130))
+    assert run(clean_and_die, filled.path, step, 3 if step == "copy" else 1) == -signal.SIGKILL
+    with EmbeddedLog(filled.path, upkeep=False) as other:
+        assert other.describe_topic("t").partitions[0].start_offset == 0
+        assert numbers(other) == numbers(other, start=0) == list(range(130))
+        other.clean("t")
+        assert numbers(other) == list(range(130))

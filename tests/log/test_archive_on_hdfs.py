@@ -8,6 +8,7 @@ from hdfs_server import HdfsServer
 from millstream.errors import ArchiveUnavailable
 from millstream.log import EmbeddedLog
 
+from .archive_kills import check_kills
 from .test_archive import SETTINGS, numbers, send
 
 
@@ -29,3 +30,13 @@ def test_a_replay_crosses_over_from_hdfs(log, other, monkeypatch):
         with pytest.raises(ArchiveUnavailable):
             cut_off.clean("t")
         assert numbers(cut_off, start=own) == list(range(own, 80))
+
+
+@pytest.mark.more
+def test_kills_while_archiving_lose_and_double_nothing(log, monkeypatch):
+    """HDFS shows a file while it is written: a part of a segment must never be taken for one."""
+    with HdfsServer() as server:
+        for name, value in server.settings.items():
+            monkeypatch.setenv(name, value)
+        log.create_topic("t", **SETTINGS, retention_archive=f"{server.address}/archive")
+        check_kills(log, [("put", 3), ("put", 14), ("move", 2), ("begin_at", 1), ("delete", 2)], server.settings)

@@ -12,6 +12,7 @@ from millstream.log import EmbeddedLog
 from millstream.log.segment import segment_names
 from millstream.remote_folders import RemoteFolder
 
+from .archive_kills import check_kills
 from .test_archive import SETTINGS, numbers, send
 
 AWAY = "http://127.0.0.1:1"
@@ -84,3 +85,37 @@ def test_a_bucket_that_does_not_exist_is_refused_when_the_topic_is_created(log, 
 def test_an_unknown_kind_of_address_is_refused(log):
     with pytest.raises(InvalidInput, match="ftp://"):
         log.create_topic("t", **SETTINGS, retention_archive="ftp://host/archive")
+
+
+@pytest.mark.more
+def test_kills_while_archiving_lose_and_double_nothing(log, root, s3):
+    """In the first and a later piece of an upload, between two uploads and what follows, and between deletions."""
+    log.create_topic("t", **SETTINGS, retention_archive=root)
+    check_kills(log, [("write", 1), ("write", 11), ("begin_at", 1), ("delete", 2), ("write", 21)], s3.settings)
+
+
+@pytest.mark.more
+def test_an_upload_that_fails_leaves_no_part_of_a_segment(filled, root, monkeypatch):
+    """Closing the stream would complete the object with what it has."""
+    before = {about.path for about in RemoteFolder(root).listed()}
+    send(filled, range(60, 80))
+
+    with monkeypatch.context() as patch:
+        patch.setattr("millstream.remote_folders.CHUNK_BYTES", Interrupting())
+        with pytest.raises(KeyboardInterrupt):
+            filled.clean("t")
+    assert {about.path for about in RemoteFolder(root).listed()} == before
+    filled.clean("t")
+    assert numbers(filled) == list(range(80))
+
+
+class Interrupting:
+    """The size of a piece: an interrupt comes before the second one is read."""
+
+    asked = 0
+
+    def __index__(self):
+        self.asked += 1
+        if self.asked == 2:
+            raise KeyboardInterrupt
+        return 700

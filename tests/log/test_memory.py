@@ -18,6 +18,8 @@ from millstream.log import EmbeddedLog, memory
 pytestmark = pytest.mark.skipif(not os.path.ismount(memory.ROOT), reason="no file system in memory")
 OPEN = "import millstream as ms; log = ms.connect('memory://'); log.create_topic('t'); print(log.path, flush=True); "
 
+IN_A_THREAD = f"import threading; t = threading.Thread(target=lambda: exec({OPEN!r})); t.start(); t.join()"
+
 
 @pytest.fixture
 def address(request: pytest.FixtureRequest) -> Iterator[str]:
@@ -131,3 +133,10 @@ def test_commands_refuse_it() -> None:
 
     with pytest.raises(InvalidInput, match="one process"), Session("memory://", json=False).log(create=True):
         pass
+
+
+@pytest.mark.parametrize("code", [OPEN, IN_A_THREAD])
+def test_a_program_ends_without_messages(code: str) -> None:
+    """The lock that shows that its folder is in use is held until the end."""
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr == ""

@@ -14,7 +14,7 @@ import orjson
 from millstream.errors import EventIdReused, EventRefused, InvalidInput, MillstreamError, StreamClosed, WrongVersion
 from millstream.events.event import Appended
 from millstream.events.index import Index
-from millstream.events.layout import CLOSED, PERSONAL, Row
+from millstream.events.layout import CLOSED, PERSONAL, RETENTION, Row
 
 
 @dataclass(slots=True, eq=False)
@@ -51,7 +51,7 @@ class Request:
 class Decisions:
     """The appends of one commit."""
 
-    def __init__(self, index: Index, fetch: Callable[[Sequence[int]], list[Row]], now_us: int) -> None:
+    def __init__(self, index: Index, fetch: Callable[[Sequence[int]], list[Row | None]], now_us: int) -> None:
         self._index = index
         self._fetch = fetch
         self._at_us = max(now_us, index.newest_us)  # versions and times of a stream never disagree
@@ -76,14 +76,16 @@ class Decisions:
 
     def _decide(self, request: Request) -> bool:
         """Whether there is something to store."""
-        count = repeated = 0
+        count, ids = 0, []
         for part in request.parts:
             for row in part.rows:
                 count += 1
-                repeated += row.id in self._known or row.id in self._new
-        if repeated and repeated == count:
+                if row.id in self._known or row.id in self._new:
+                    ids.append(row.id)
+        repeated = self._found(ids) if ids else {}
+        if repeated and len(repeated) == count:
             for part in request.parts:
-                part.outcome = self._repeated(part)
+                part.outcome = self._repeated(part, repeated)
             return False
         if repeated:
             raise EventIdReused(
@@ -99,7 +101,8 @@ class Decisions:
 
     def _check(self, part: Part) -> None:
         current = self._version(part.stream)
-        if self._index.rules(part.stream).is_closed or part.stream in self._closed:
+        is_closed = self._index.rules(part.stream).is_closed or part.stream in self._closed
+        if is_closed and not all(row.type == RETENTION for row in part.rows):
             raise StreamClosed(
                 f"stream '{part.stream}' is closed", where=f"version {current}", next_step="begin another stream"
             )
@@ -129,13 +132,21 @@ class Decisions:
         version = self._versions.get(stream)
         return self._index.version(stream) if version is None else version
 
-    def _repeated(self, part: Part) -> Appended:
+    def _found(self, ids: Sequence[str]) -> dict[str, tuple[int, Row]]:
+        """The events with these ids. The id of a removed one is forgotten with it, even if the index still has it."""
+        found = {each: (-1, self._new[each]) for each in ids if each in self._new}
+        stored = {each: self._known[each] for each in ids if each not in found}
+        for (each, at), row in zip(stored.items(), self._fetch(list(stored.values())), strict=True):
+            if row is not None:
+                found[each] = (at, row)
+        return found
+
+    def _repeated(self, part: Part, repeated: Mapping[str, tuple[int, Row]]) -> Appended:
         """The events are as they were recorded, in the same order: a retry. Otherwise somebody wants to change them."""
-        positions = [self._known.get(row.id, -1) for row in part.rows]
-        recorded = iter(self._fetch([at for at in positions if at >= 0]))
-        version = 0
-        for row, at in zip(part.rows, positions, strict=True):
-            found = next(recorded) if at >= 0 else self._new[row.id]
+        version, position = 0, -1
+        for row in part.rows:
+            at, found = repeated[row.id]
+            position = max(position, at)
             differs = (found.stream, found.type) != (part.stream, row.type) or not _same_data(found.data, row.data)
             if differs or (version and found.version != version + 1):
                 raise EventIdReused(
@@ -144,7 +155,7 @@ class Decisions:
                     next_step="recorded events cannot be changed or deleted: append another event that corrects it",
                 )
             version = found.version or 0
-        return Appended(part.stream, version, max(positions), is_repeated=True)
+        return Appended(part.stream, version, position, is_repeated=True)
 
 
 def _same_data(recorded: str, given: str) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,12 +11,16 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from millstream.errors import OffsetLost
 from millstream.events.layout import Row, to_batch, to_rows
 from millstream.events.ports import Decide, Span, Stored
+from millstream.events.scavenging import Expired, Removed
+from millstream.log.compaction import remove
+from millstream.log.disk import FileLock, storage_errors
 from millstream.log.embedded import EmbeddedLog
 from millstream.log.frame import FRAME_BYTES_TARGET, Draft, draft
+from millstream.log.partition import UPKEEP_LOCK
 from millstream.log.reader import Fetch, PartitionReader
+from millstream.log.segment import OFFSET_COLUMN
 
 CACHED_FRAMES = 64
 INDEX = "streams.sqlite"
@@ -35,6 +39,7 @@ class _Frame(NamedTuple):
 
 class EmbeddedEventLog:
     has_random_access = True
+    on_lost = "error"  # removed events leave holes, which a consumer passes over
 
     def __init__(self, log: EmbeddedLog, topic: str) -> None:
         found = log.topic(topic)
@@ -46,7 +51,9 @@ class EmbeddedEventLog:
     def spans(self, start: int) -> Iterator[Span]:
         if start >= self._partition.stable_offset():
             return
-        reader = PartitionReader(self._partition, max(start, self._partition.start_offset()), committed=True)
+        if start < self._partition.own_start_offset():  # otherwise the archive is not asked: it may be away
+            start = max(start, self._partition.start_offset())
+        reader = PartitionReader(self._partition, start, committed=True)
         for fetch in reader.stream():
             yield Span(fetch.offsets.tolist(), to_rows(_value(fetch)), reader.offset)
 
@@ -67,39 +74,49 @@ class EmbeddedEventLog:
         positions = [at for base, size in zip(bases, sizes, strict=True) for at in range(base, base + size)]
         return Stored(positions, positions[-1] + 1 if positions else 0)
 
-    def rows(self, positions: Sequence[int]) -> list[Row]:
-        found: dict[int, Row] = {}
+    def rows(self, positions: Sequence[int]) -> list[Row | None]:
+        found: dict[int, Row | None] = {}
         frame: _Frame | None = None
         for at in sorted(positions):
             row = frame.row(at) if frame is not None else None
             if row is None:
                 frame = self._frame(at)
-                row = frame.row(at)
-            if row is None:
-                raise self._lost(at)
+                row = None if frame is None else frame.row(at)
             found[at] = row
         return [found[at] for at in positions]
 
-    def _frame(self, position: int) -> _Frame:
+    def _frame(self, position: int) -> _Frame | None:
+        """The frame with a position, or a later one if that was removed."""
         for first, known in reversed(self._frames.items()):
             if first <= position <= known.offsets[-1]:
                 self._frames.move_to_end(first)
                 return known
         fetch = next(PartitionReader(self._partition, position, committed=True).stream(), None)
         if fetch is None:
-            raise self._lost(position)
+            return None
         made = _Frame(fetch.offsets, _value(fetch))
         self._frames[int(made.offsets[0])] = made
         if len(self._frames) > CACHED_FRAMES:
             self._frames.popitem(last=False)
         return made
 
-    def _lost(self, position: int) -> OffsetLost:
-        return OffsetLost(
-            f"the event at position {position} is no longer stored",
-            where=f"topic '{self._partition.topic}'",
-            next_step="the retention or the compaction of the topic has deleted it: change its settings",
-        )
+    def remove(self, expired: Expired, restate: Callable[[Sequence[str]], None]) -> Removed:
+        """Rewrites closed segments without the expired events, which leaves holes; archived segments stay."""
+        removed = Removed()
+
+        def chosen(batch: pa.RecordBatch) -> npt.NDArray[np.bool_]:
+            offsets = batch.column(OFFSET_COLUMN).to_numpy()
+            values = _value(Fetch(batch, batch.schema, int(offsets[0]), offsets, batch.nbytes))
+            found = expired.among(values)
+            removed.add(offsets[found], values.filter(pa.array(found)))
+            return found
+
+        folder = self._partition.folder
+        with storage_errors(folder), FileLock(folder / UPKEEP_LOCK):
+            self._partition.check_alive()
+            self._partition.roll()
+            remove(self._partition, chosen)
+        return removed
 
     def close(self) -> None:
         self._frames.clear()

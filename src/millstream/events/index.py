@@ -18,11 +18,12 @@ import orjson
 
 from millstream.errors import ClosedError, StorageError
 from millstream.events.layout import CLOSED, RETENTION, Row, values_of
+from millstream.events.scavenging import Limited, Removed
 from millstream.log.disk import storage_errors
 from millstream.private_files import ensure_database_file
 
 Item = TypeVar("Item", int, str)
-FORMAT = 1
+FORMAT = 2
 FLUSH_EVENTS = 150_000
 CACHED_STREAMS_MAX = 200_000
 LOOKUPS = 500
@@ -33,7 +34,7 @@ TABLES = """
 CREATE TABLE progress (identity TEXT NOT NULL, reached INTEGER NOT NULL, newest_us INTEGER NOT NULL);
 CREATE TABLE streams (
     name TEXT PRIMARY KEY, number INTEGER NOT NULL, version INTEGER NOT NULL, closed INTEGER NOT NULL,
-    keep_last INTEGER, keep_us INTEGER
+    keep_last INTEGER, keep_us INTEGER, was_limited INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE positions (
     stream INTEGER NOT NULL, version INTEGER NOT NULL, position INTEGER NOT NULL,
@@ -54,6 +55,8 @@ class Rules(NamedTuple):
     is_closed: bool = False
     keep_last: int | None = None
     keep_us: int | None = None
+    was_limited: bool = False
+    """Whether it ever had a limit: then its oldest events may have been removed."""
 
 
 NO_RULES = Rules()
@@ -69,6 +72,7 @@ class Index:
         self._keeps_contents = keeps_contents
         self._process = os.getpid()
         self._db = self._opened()
+        self._file = None if path is None else _identity_of(path)
         self.position, self.newest_us = self._progress()
         self._reached = self.position  # in the file, as far as this process knows
         # Of text and numbers alone: the garbage collector does not visit these, however many streams there are.
@@ -135,6 +139,15 @@ class Index:
         (reached, newest_us) = self._ask("SELECT reached, newest_us FROM progress")[0]
         return reached, newest_us
 
+    def check_file(self) -> None:
+        """Refuses to go on with a file that was deleted: SQLite would mix it with that of the next process."""
+        if self.path is not None and _identity_of(self.path) != self._file:
+            raise StorageError(
+                "the index of the event store was deleted or replaced while the store was open",
+                where=str(self.path),
+                next_step="close the store in all processes, delete the files that begin with this name, open it again",
+            )
+
     def _ask(self, statement: str, values: Sequence[object] = ()) -> list[tuple[int, ...]]:
         self._check_process()
         try:
@@ -197,14 +210,16 @@ class Index:
         for some in _pieces(names):
             marks = ",".join("?" * len(some))
             rows = self._ask(
-                f"SELECT name, version, number, closed, keep_last, keep_us FROM streams WHERE name IN ({marks})", some
+                "SELECT name, version, number, closed, keep_last, keep_us, was_limited "
+                f"FROM streams WHERE name IN ({marks})",
+                some,
             )
             self._versions.update(dict.fromkeys(some, 0))
-            for found, version, number, closed, last, age in rows:
+            for found, version, number, closed, last, age, was_limited in rows:
                 name = str(found)
                 self._versions[name], self._numbers[name] = version, number
-                if closed or last is not None or age is not None:
-                    self._rules[name] = Rules(bool(closed), last, age)
+                if closed or was_limited:
+                    self._rules[name] = Rules(bool(closed), last, age, bool(was_limited))
 
     def version(self, stream: str) -> int:
         version = self._versions.get(stream)
@@ -229,14 +244,19 @@ class Index:
         found.update((version, at) for version, at in fresh.items() if first <= version <= last)
         return [found[version] for version in sorted(found)]
 
-    def contents(self, positions: Sequence[int]) -> list[Row]:
-        """The events at these positions, where the log itself has no random access."""
+    def contents(self, positions: Sequence[int]) -> list[Row | None]:
+        """The events at these positions, where the log itself has no random access; None for removed ones."""
         found = {at: self._contents[at] for at in positions if at in self._contents}
         for some in _pieces([at for at in positions if at not in found]):
             marks = ",".join("?" * len(some))
             for at, text in self._ask(f"SELECT position, row FROM contents WHERE position IN ({marks})", some):
                 found[at] = Row(*orjson.loads(text))  # type: ignore[arg-type]
-        return [found[at] for at in positions]
+        return [found.get(at) for at in positions]
+
+    def limited(self) -> list[Limited]:
+        """The streams that keep only some of their events, from the file: flush first."""
+        asked = "SELECT name, version, keep_last, keep_us FROM streams WHERE keep_last NOTNULL OR keep_us NOTNULL"
+        return [Limited(*row) for row in self._ask(asked)]  # type: ignore[arg-type]
 
     # ------------------------------------------------------------ changes
 
@@ -246,8 +266,8 @@ class Index:
         versions, all_fresh, ids, newest_us, taken = self._versions, self._fresh, self._ids, self.newest_us, 0
         for at, row in zip(positions, rows, strict=True):
             stream, version = row.stream, row.version
-            if not stream or (version is not None and version != versions[stream] + 1):
-                continue  # not written by the store, or known
+            if not stream or (version is not None and version <= versions[stream]):
+                continue  # not written by the store, or known; those before it may have been removed
             fresh = all_fresh.get(stream)
             if fresh is None:
                 fresh = all_fresh[stream] = {}
@@ -285,7 +305,7 @@ class Index:
             ahead = reached > self.position
             if not ahead:
                 numbers = self._new_numbers(db, is_alone=reached == self._reached)
-                self._write(db, {**self._numbers, **numbers})
+                self._write(db, {**self._numbers, **numbers}, reached)
         if ahead:
             self.position, self.newest_us = self._progress()
         if ahead or len(self._versions) > CACHED_STREAMS_MAX:
@@ -295,9 +315,10 @@ class Index:
         self._reached = self.position
         self._fresh, self._ids, self._contents, self.waiting = {}, {}, {}, 0
 
-    def _write(self, db: sqlite3.Connection, numbers: Mapping[str, int]) -> None:
+    def _write(self, db: sqlite3.Connection, numbers: Mapping[str, int], reached: int) -> None:
+        """Without events before `reached`: those that the file does not have were removed."""
         db.executemany(
-            "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?)",
+            "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)",
             sorted(
                 (name, numbers[name], self._versions[name], *self._rules.get(name, NO_RULES)) for name in self._fresh
             ),
@@ -305,13 +326,19 @@ class Index:
         db.executemany(
             "INSERT OR IGNORE INTO positions VALUES (?, ?, ?)",
             sorted(
-                (numbers[name], version, at) for name, fresh in self._fresh.items() for version, at in fresh.items()
+                (numbers[name], version, at)
+                for name, fresh in self._fresh.items()
+                for version, at in fresh.items()
+                if at >= reached
             ),
         )
-        db.executemany("INSERT OR IGNORE INTO ids VALUES (?, ?)", sorted(self._ids.items()))
+        # An id may be there: of an event that was removed, and appended again.
+        db.executemany(
+            "INSERT OR REPLACE INTO ids VALUES (?, ?)", sorted(each for each in self._ids.items() if each[1] >= reached)
+        )
         db.executemany(
             "INSERT OR IGNORE INTO contents VALUES (?, ?)",
-            [(at, orjson.dumps(values_of(row)).decode()) for at, row in self._contents.items()],
+            [(at, orjson.dumps(values_of(row)).decode()) for at, row in self._contents.items() if at >= reached],
         )
         db.execute("UPDATE progress SET reached = ?, newest_us = ?", (self.position, self.newest_us))
 
@@ -325,6 +352,23 @@ class Index:
         (count,) = db.execute("SELECT count(*) FROM streams").fetchone() if new else (0,)
         given.update((name, number) for number, name in enumerate((n for n in new if n not in given), count + 1))
         return given
+
+    def forget(self, removed: Removed) -> None:
+        """Drops what was removed from the log. It only saves space: what is left of it here is never used."""
+        with self._change() as db:
+            for stream, version in removed.versions.items():
+                for (number,) in db.execute("SELECT number FROM streams WHERE name = ?", (stream,)).fetchall():
+                    gone = "FROM positions WHERE stream = ? AND version <= ?"
+                    db.execute(f"DELETE FROM contents WHERE position IN (SELECT position {gone})", (number, version))
+                    db.execute(f"DELETE {gone}", (number, version))
+            db.executemany("DELETE FROM ids WHERE id = ? AND position = ?", removed.ids())
+        for stream, version in removed.versions.items():
+            fresh = self._fresh.get(stream, {})
+            for each in [each for each in fresh if each <= version]:
+                self._contents.pop(fresh.pop(each), None)
+        for name, position in removed.ids():
+            if self._ids.get(name) == position:
+                del self._ids[name]
 
     # ------------------------------------------------------------ snapshots
 
@@ -346,13 +390,21 @@ class Index:
             self._db.close()
 
 
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)  # noqa: PTH116 - hot path
+    except FileNotFoundError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _changed(rules: Rules, row: Row) -> Rules:
     """The rules after a row of the store itself."""
     if row.type == CLOSED:
         return rules._replace(is_closed=True)
     if row.type == RETENTION:
         kept = orjson.loads(row.data)
-        return rules._replace(keep_last=kept.get("last"), keep_us=kept.get("age_us"))
+        return rules._replace(keep_last=kept.get("last"), keep_us=kept.get("age_us"), was_limited=True)
     return rules
 
 

@@ -10,22 +10,24 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 
 from millstream.errors import KafkaUnavailable, MillstreamError, ProducerFenced, StoreBusy, TransactionAborted
-from millstream.events.layout import SCHEMA, Row, to_batch, to_rows
+from millstream.events.layout import RETENTION, SCHEMA, Row, to_batch, to_rows
 from millstream.events.ports import Decide, Span, Stored
+from millstream.events.scavenging import Expired, Removed
 from millstream.log.consumer import Consumer
 from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS
 from millstream.log.kafka.failures import client_module, translated
 from millstream.log.kafka.log import KafkaLog
-from millstream.log.kafka.topics import offsets
+from millstream.log.kafka.topics import as_kafka, offsets
 from millstream.log.kafka.transactions import FENCED, Transactions
 from millstream.records import Schema, codec
 
@@ -45,6 +47,7 @@ CODEC_SCHEMA = Schema.of(SCHEMA)
 
 class KafkaEventLog:
     has_random_access = False
+    on_lost = "earliest"  # what comes before the first record that is left was removed, see `remove`
     index_path: Path | None = None
 
     def __init__(self, log: KafkaLog, topic: str) -> None:
@@ -59,7 +62,7 @@ class KafkaEventLog:
     def spans(self, start: int) -> Iterator[Span]:
         end = self._end()
         if start < end:
-            with self._log.consumer(self._topic, start=start) as consumer:
+            with self._log.consumer(self._topic, start=start, on_lost=self.on_lost) as consumer:
                 yield from self._read(consumer, end)
 
     def news(self, start: int) -> Iterator[Span]:
@@ -67,7 +70,7 @@ class KafkaEventLog:
         if start >= end:
             return
         if self._reader is None:
-            self._reader = self._log.consumer(self._topic, start=start)
+            self._reader = self._log.consumer(self._topic, start=start, on_lost=self.on_lost)
         elif self._reader.position(self._topic, 0) != start:
             self._reader.seek(start)
         for span in self._read(self._reader, end):
@@ -214,8 +217,35 @@ class KafkaEventLog:
             with suppress(MillstreamError):
                 writer.abort()
 
-    def rows(self, positions: Sequence[int]) -> list[Row]:
+    def rows(self, positions: Sequence[int]) -> list[Row | None]:
         raise AssertionError("the index has the contents")
+
+    def remove(self, expired: Expired, restate: Callable[[Sequence[str]], None]) -> Removed:
+        """Deletes the expired events before the first that is kept: Kafka deletes nothing in the middle of a topic.
+
+        Rules of streams are in the way of that, so they are recorded again at the end.
+        """
+        removed, ruled, first_kept = Removed(), dict[str, None](), 0
+        for span in self.spans(0):
+            gone = 0
+            if span.rows:
+                values = to_batch(span.rows).column("value")
+                is_rule = np.array([row.type == RETENTION for row in span.rows])
+                stays = np.flatnonzero(~(expired.among(values) | is_rule))
+                gone = int(stays[0]) if len(stays) else len(span.rows)
+                events = np.flatnonzero(~is_rule[:gone])
+                removed.add(np.array(span.positions, np.int64)[events], values.take(pa.array(events)))
+                ruled |= dict.fromkeys(row.stream for row in span.rows[:gone] if row.type == RETENTION)
+            if gone < len(span.rows):
+                first_kept = span.positions[gone]
+                break
+            first_kept = span.next_position
+        if not removed.versions:
+            return removed
+        restate(list(ruled))
+        clients, place = self._log.clients, TopicPartition(self._topic, 0)
+        clients.answered(lambda: clients.admin.delete_records(list(as_kafka({place: first_kept}))), str(place))
+        return removed
 
     def close(self) -> None:
         self._writer = None

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from millstream.events.layout import Row
+from millstream.events.scavenging import Expired, Removed
 
 
 class Span(NamedTuple):
@@ -36,6 +37,8 @@ class EventLog(Protocol):
     index_path: Path | None
     """Where the index is shared with other processes, if it is."""
     has_random_access: bool
+    on_lost: str
+    """What a subscription does if the events at its position were deleted, a setting of consumers."""
 
     def spans(self, start: int) -> Iterator[Span]:
         """What is stored from a position on, up to the current end."""
@@ -49,7 +52,13 @@ class EventLog(Protocol):
         `decide` may be called again if another writer takes over; it finds what that one has stored.
         """
 
-    def rows(self, positions: Sequence[int]) -> list[Row]:
-        """The rows at these positions, in any order; only with random access."""
+    def rows(self, positions: Sequence[int]) -> list[Row | None]:
+        """The rows at these positions, in any order, None for removed ones; only with random access."""
+
+    def remove(self, expired: Expired, restate: Callable[[Sequence[str]], None]) -> Removed:
+        """Deletes expired events for good, as far as the broker can.
+
+        `restate` records the rules of some streams again, so that the rows with them can be deleted, too.
+        """
 
     def close(self) -> None: ...

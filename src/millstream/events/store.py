@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import orjson
 
-from millstream.errors import ClosedError, InvalidInput, MillstreamError, WrongVersion
+from millstream.errors import ClosedError, InvalidInput, MillstreamError, OffsetLost, WrongVersion
 from millstream.events.aggregate import Aggregate
 from millstream.events.contents import Contents
 from millstream.events.decisions import Decisions, Part, Request, checked_parts
@@ -24,6 +24,7 @@ from millstream.events.group_commit import GroupCommit
 from millstream.events.index import Index, Rules
 from millstream.events.layout import CLOSED, RETENTION, Row
 from millstream.events.ports import EventLog
+from millstream.events.scavenging import Expired
 from millstream.events.subscription import Subscription
 from millstream.log.broker import Broker
 from millstream.log.buffer import microseconds
@@ -85,19 +86,56 @@ class EventStore:
 
     def close_stream(self, stream: str, *, expected_version: int | None = None) -> None:
         """Ends a stream: its events stay, and no other can be appended."""
-        self._record_own(stream, CLOSED, {}, expected_version)
+        checked_text(stream, "name of a stream")
+        self._record_own(Row(stream, None, CLOSED, 1, new_id(), "{}", None, 0), expected_version)
 
     def keep(self, stream: str, *, last: int | None = None, age: str | timedelta | None = None) -> None:
-        """Limits what `read` returns of a stream: its last events, or those up to an age; both None for all."""
+        """Limits what `read` returns of a stream: its last events, or those up to an age; both None for all.
+
+        `scavenge` removes the others.
+        """
         if last is not None and (not isinstance(last, int) or isinstance(last, bool) or last < 1):
             raise InvalidInput(f"a stream can keep 1 event or more, not {last!r}")
         age_us = None if age is None else duration(age, what="age") // MICROSECOND
-        self._record_own(stream, RETENTION, {"last": last, "age_us": age_us}, None)
-
-    def _record_own(self, stream: str, kind: str, data: Mapping[str, Any], expected_version: int | None) -> None:
         checked_text(stream, "name of a stream")
-        row = Row(stream, None, kind, 1, new_id(), orjson.dumps(data).decode(), None, 0)
-        self._recorded([Part(stream, (row,), expected_version, is_own=True)])
+        self._record_own(_retention(stream, last, age_us, 0), None)
+
+    def scavenge(self, *, older_than: str | timedelta = "1 day") -> int:
+        """Removes events that their streams no longer keep from the topic, for good; returns how many.
+
+        Only events that were recorded longer ago than `older_than`: after that, an append of the same event is not
+        recognized as repeated. The newest event of a stream always stays. On Kafka only those before the first event
+        that is kept by any stream can be removed.
+        """
+        age = duration(older_than, what="older_than")
+        self._check_open()
+        with self._turn:
+            self._catch_up()
+            self._index.flush()
+            now_us = time.time_ns() // 1000
+            expired = Expired(self._index.limited(), now_us, now_us - age // MICROSECOND)
+        removed = self._log.remove(expired, self._restate)
+        with self._turn:
+            self._index.forget(removed)
+        return removed.count
+
+    def _restate(self, streams: Sequence[str]) -> None:
+        """Records the rules of streams again, as they are when it is written."""
+        rows: list[Row] = []
+
+        def decide() -> list[Sequence[Row]]:
+            self._catch_up()
+            at_us = max(time.time_ns() // 1000, self._index.newest_us)
+            rules = {stream: self._index.rules(stream) for stream in streams}
+            rows[:] = [_retention(stream, rule.keep_last, rule.keep_us, at_us) for stream, rule in rules.items()]
+            return [rows] if rows else []
+
+        with self._turn:
+            stored = self._log.write(decide)
+            self._index.apply(stored.positions, rows, stored.next_position)
+
+    def _record_own(self, row: Row, expected_version: int | None) -> None:
+        self._recorded([Part(row.stream, (row,), expected_version, is_own=True)])
 
     def _part_of(self, append: Append) -> Part:
         if not isinstance(append, Append):
@@ -155,11 +193,12 @@ class EventStore:
             self._index.tidy()
 
     def _catch_up(self) -> None:
+        self._index.check_file()
         for span in self._log.news(self._index.position):
             self._index.apply(span.positions, span.rows, span.next_position)
             self._index.tidy()
 
-    def _rows(self, positions: Sequence[int]) -> list[Row]:
+    def _rows(self, positions: Sequence[int]) -> list[Row | None]:
         return self._log.rows(positions) if self._log.has_random_access else self._index.contents(positions)
 
     # ------------------------------------------------------------ reading
@@ -193,10 +232,7 @@ class EventStore:
         newest_us = None if until is None else microseconds(until)
         first, last, oldest_us = self._bounds(stream, from_version, to_version)
         for start in range(first, last + 1, READ_ROWS):
-            with self._turn:
-                positions = self._index.positions(stream, start, min(last, start + READ_ROWS - 1))
-                rows = self._rows(positions)
-            for position, row in zip(positions, rows, strict=True):
+            for position, row in self._stored(stream, start, min(last, start + READ_ROWS - 1)):
                 if newest_us is not None and row.at_us > newest_us:
                     return
                 if row.at_us >= oldest_us:
@@ -208,6 +244,22 @@ class EventStore:
             oldest_us = 0 if rules.keep_us is None else time.time_ns() // 1000 - rules.keep_us
             last = version if to_version is None else min(to_version, version)
             return max(1, from_version, kept), last, oldest_us
+
+    def _stored(self, stream: str, first: int, last: int) -> list[tuple[int, Row]]:
+        """The rows of some versions of a stream, each with its position, without those that were removed."""
+        with self._turn:
+            positions = self._index.positions(stream, first, last)
+            rows = self._rows(positions)
+            missing = [position for position, row in zip(positions, rows, strict=True) if row is None]
+            if missing:
+                self._catch_up()  # the stream may have got its limit since
+                if not self._index.rules(stream).was_limited:
+                    raise OffsetLost(
+                        f"the event at position {missing[0]} is no longer stored",
+                        where=f"stream '{stream}', topic '{self.name}'",
+                        next_step="the retention or the compaction of the topic has deleted it: change its settings",
+                    )
+        return [(position, row) for position, row in zip(positions, rows, strict=True) if row is not None]
 
     def read_all(self, from_position: int = 0) -> Iterator[Recorded]:
         """All events of the store in the order in which they were recorded, up to the current end."""
@@ -229,7 +281,8 @@ class EventStore:
         last one has stopped.
         """
         self._check_open()
-        consumer = self._broker.consumer(self.name, start=start, **({} if group is None else {"group": group}))
+        given = {} if group is None else {"group": group}
+        consumer = self._broker.consumer(self.name, start=start, on_lost=self._log.on_lost, **given)
         made = Subscription(consumer, self._contents)
         self._subscriptions.append(made)
         return made
@@ -327,3 +380,8 @@ class EventStore:
 
     def __exit__(self, *raised: object) -> None:
         self.close()
+
+
+def _retention(stream: str, last: int | None, age_us: int | None, at_us: int) -> Row:
+    data = orjson.dumps({"last": last, "age_us": age_us}).decode()
+    return Row(stream, None, RETENTION, 1, new_id(), data, None, at_us)

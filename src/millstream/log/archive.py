@@ -72,8 +72,8 @@ class Archive(Protocol):
     def find(self, offset: int) -> SegmentName | None:
         """The segment that has an offset, as a file that can be read."""
 
-    def since(self, timestamp: int) -> Iterator[SegmentName]:
-        """The segments in order, as files that can be read; perhaps without those before a time (µs)."""
+    def since(self, timestamp: int, live: int) -> Iterator[SegmentName]:
+        """The segments before `live` in order, as files that can be read; perhaps without those before a time (µs)."""
 
     def store(self, name: SegmentName, end: int) -> None:
         """Copies a closed segment durably; again, if a copy was interrupted."""
@@ -87,8 +87,15 @@ def away(root: str, reason: str = "") -> ArchiveUnavailable:
     )
 
 
+def archived(names: list[SegmentName], live: int) -> list[SegmentName]:
+    """Without segments that are still here, too: they are being copied, or a killed process has left a part of one."""
+    return [name for name in names if name.base < live]
+
+
 def start_of(names: list[SegmentName], live: int) -> int:
     for name in reversed(names):
+        if name.base >= live:
+            continue  # it is still here, too, or is part of a larger one
         if name.end != live:
             break
         live = name.base
@@ -115,8 +122,8 @@ class FolderArchive:
     def find(self, offset: int) -> SegmentName | None:
         return with_offset(self._names(), offset)
 
-    def since(self, timestamp: int) -> Iterator[SegmentName]:
-        yield from self._names()
+    def since(self, timestamp: int, live: int) -> Iterator[SegmentName]:
+        yield from archived(self._names(), live)
 
     def store(self, name: SegmentName, end: int) -> None:
         self._names()

@@ -1,13 +1,14 @@
 """Compaction rewrites closed segments with only the newest record of each key; every record keeps its offset.
 
 Oldest segments first: a tombstone is dropped only after everything it deletes. A rewritten file replaces the old ones
-with one rename, and readers in the middle of an old one keep it mapped.
+with one rename, and readers in the middle of an old one keep it mapped. `remove` does the same with records that its
+caller chooses.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,6 +34,8 @@ from millstream.private_files import create_alike
 from millstream.records import align
 
 DIRTY_SHARE_MIN = 0.5
+Chosen = Callable[[pa.RecordBatch], npt.NDArray[np.bool_]]
+"""Which of some records, one after the other, are removed."""
 
 
 def compact(
@@ -61,6 +64,27 @@ def _compact(partition: Partition, tombstones_before_us: int, dirty_share_min: f
     for group in _groups(closed, survivors, records, partition.segment_bytes):
         _rewrite(partition, group, survivors, tombstones_before_us)
     return True
+
+
+def remove(partition: Partition, chosen: Chosen) -> int:
+    """Removes records from closed segments; returns how many. Called under the upkeep lock.
+
+    `chosen` sees every record of these segments once, in order.
+    """
+    with FileLock(partition.folder / RETRIES_LOCK):  # as above; waits, since this is not tried again later
+        delete_replaced(partition)  # what a killed process has left
+        partition.refresh()
+        partition.sync()
+        closed = _closed(partition)
+        survivors, records = _not_chosen(partition, [name for name, _ in closed], chosen)
+        removed = 0
+        for group in _groups(closed, survivors, records, partition.segment_bytes):
+            first, last = np.searchsorted(survivors, (group[0][0].base, group[-1][1]))
+            fewer = sum(records[name] for name, _ in group) - int(last - first)
+            if fewer:
+                _rewrite(partition, group, survivors, NO_TIMESTAMP)
+            removed += fewer
+        return removed
 
 
 def _closed(partition: Partition) -> list[tuple[SegmentName, int]]:
@@ -106,6 +130,20 @@ def _newest_offsets(
         keyless.append(found.filter(pl.col("key").is_null())["offset"])
         newest = found.drop_nulls("key").group_by("key").agg(pl.col("offset").max())
     return np.sort(pl.concat([newest["offset"], *keyless]).to_numpy()), records
+
+
+def _not_chosen(
+    partition: Partition, names: Sequence[SegmentName], chosen: Chosen
+) -> tuple[npt.NDArray[np.int64], dict[SegmentName, int]]:
+    """The offsets of the records that stay, in order, and how many records each segment has now."""
+    stay = [np.empty(0, np.int64)]
+    records = {}
+    for name in names:
+        records[name] = 0
+        for batch in _pieces(_with_offsets(batch, offsets) for offsets, batch in _records(partition, name)):
+            records[name] += batch.num_rows
+            stay.append(batch.column(OFFSET_COLUMN).to_numpy()[~chosen(batch)])
+    return np.concatenate(stay), records
 
 
 def _groups(
@@ -166,23 +204,43 @@ def _kept(
     tombstones_before_us: int,
 ) -> Iterator[pa.RecordBatch]:
     """The surviving records of some segments, in batches of about the size of a frame."""
+
+    def kept() -> Iterator[pa.RecordBatch]:
+        for name in names:
+            for offsets, batch in _records(partition, name):
+                keep = _among(offsets, survivors)
+                times = batch.column("timestamp").cast(pa.int64())
+                expired = pc.and_(pc.is_null(batch.column("value")), pc.less(times, tombstones_before_us))
+                keep &= ~expired.fill_null(False).to_numpy(zero_copy_only=False)  # without a timestamp it never expires
+                if keep.any():
+                    rows = pa.array(np.flatnonzero(keep))
+                    yield _with_offsets(align(batch.take(rows), schema), offsets[keep])
+
+    return _pieces(kept())
+
+
+def _among(offsets: npt.NDArray[np.int64], survivors: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Which offsets are among the survivors; both are sorted, and frames are many and small."""
+    places = np.searchsorted(survivors, offsets)
+    found: npt.NDArray[np.bool_] = places < len(survivors)
+    found[found] = survivors[places[found]] == offsets[found]
+    return found
+
+
+def _with_offsets(batch: pa.RecordBatch, offsets: npt.NDArray[np.int64]) -> pa.RecordBatch:
+    return batch.append_column(OFFSET_COLUMN, pa.array(offsets))
+
+
+def _pieces(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """The same records in batches of about the size of a frame."""
     waiting: list[pa.RecordBatch] = []
     size = 0
-    for name in names:
-        for offsets, batch in _records(partition, name):
-            keep = np.isin(offsets, survivors, assume_unique=True)
-            times = batch.column("timestamp").cast(pa.int64())
-            expired = pc.and_(pc.is_null(batch.column("value")), pc.less(times, tombstones_before_us))
-            keep &= ~expired.fill_null(False).to_numpy(zero_copy_only=False)  # without a timestamp it never expires
-            if not keep.any():
-                continue
-            rows = pa.array(np.flatnonzero(keep))
-            kept = align(batch.take(rows), schema)
-            waiting.append(kept.append_column(OFFSET_COLUMN, pa.array(offsets[keep])))
-            size += kept.nbytes
-            if size >= FRAME_BYTES_TARGET:
-                yield _joined(waiting)
-                waiting, size = [], 0
+    for batch in batches:
+        waiting.append(batch)
+        size += batch.nbytes
+        if size >= FRAME_BYTES_TARGET:
+            yield _joined(waiting)
+            waiting, size = [], 0
     if waiting:
         yield _joined(waiting)
 

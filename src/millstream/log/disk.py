@@ -229,6 +229,12 @@ class FileLock:
         return is_gone(self.path, self.fd)
 
     def __del__(self) -> None:
+        """One that is held until the process ends releases its holds first: they need the open file."""
+        holds, self._holds = getattr(self, "_holds", None), None
+        while holds is not None:
+            hold, holds = holds
+            with suppress(OSError, RuntimeError):  # of another thread
+                hold.close()
         if hasattr(self, "fd"):
             os.close(self.fd)
 

@@ -223,14 +223,16 @@ def _end_of(segment: Segment, mark: Mark) -> int:
 def offset_at_time(partition: Partition, timestamp: int) -> int:
     """The offset of the first record at or after a time (µs), or the end if there is none."""
     mark = partition.marks.read()
-    archived = iter(()) if partition.archive is None else partition.archive.since(timestamp)
+    own = partition.own_start_offset()
+    archived = iter(()) if partition.archive is None else partition.archive.since(timestamp, own)
     for name in chain(archived, segment_names(partition.folder)[0]):
         if name.base > mark.end.segment:
             break  # started since, or by a process that died: nothing in it is acknowledged
         try:
             segment = Segment(name)
-        except FileNotFoundError:
-            continue
+        except FileNotFoundError:  # replaced, deleted or archived since it was listed
+            partition.check_alive()
+            return offset_at_time(partition, timestamp)
         end = _end_of(segment, mark)
         if segment.max_timestamp(end) < timestamp:
             continue

@@ -17,7 +17,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from millstream.errors import NotFound
-from millstream.log.archive import MARK, away, start_of, with_offset
+from millstream.log.archive import MARK, archived, away, start_of, with_offset
 from millstream.log.segment import Segment, SegmentName, delete
 from millstream.remote_folders import RemoteFolder, error_text
 from millstream.secrets import shown_address
@@ -65,8 +65,8 @@ class RemoteArchive:
         found = with_offset(sorted(self._newest), offset) or with_offset(self._names(), offset)
         return None if found is None else self._copied(found)
 
-    def since(self, timestamp: int) -> Iterator[SegmentName]:
-        for name in self._names():
+    def since(self, timestamp: int, live: int) -> Iterator[SegmentName]:
+        for name in archived(self._names(), live):
             if self._newest[name] >= timestamp:
                 yield self._copied(name)
 

@@ -129,6 +129,23 @@ def test_an_event_without_a_handler_is_reported(store: EventStore) -> None:
     assert store.load(Cart, "c1", version=1).items == {"tea": 1}
 
 
+@pytest.mark.parametrize(
+    ("fields", "problem"),
+    [
+        ({"item": "tea", "count": 1, "color": "red"}, "unexpected keyword argument 'color'"),
+        ({"count": 1}, "missing a required argument: 'item'"),
+    ],
+)
+def test_fields_that_a_handler_does_not_take_are_reported(
+    store: EventStore, fields: dict[str, Any], problem: str
+) -> None:
+    store.append("c1", [ms.Event("ItemAdded", {"item": "tea", "count": 1}), ms.Event("ItemAdded", fields)])
+    with pytest.raises(UnknownEvent, match=f"handler of 'ItemAdded' in Cart does not take .*{problem}") as unknown:
+        store.load(Cart, "c1")
+    assert unknown.value.where == "stream 'c1', version 2"
+    assert store.load(Cart, "c1", version=1).items == {"tea": 1}
+
+
 def test_state_that_is_not_json_has_no_snapshot(tmp_path: Path) -> None:
     class Odd(ms.Aggregate):
         def __init__(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
 import orjson
@@ -117,9 +118,18 @@ class Aggregate:
                 next_step=f'add a method with @ms.event("{happened.type}"); it handles: '
                 + (", ".join(sorted(self._handlers)) or "none"),
             )
-        if "event" in inspect.signature(handler).parameters:
+        signature = _signature(handler)
+        if "event" in signature.parameters:
             handler(self, event=happened)
         else:
+            try:
+                signature.bind(self, **happened.data)
+            except TypeError as error:
+                raise UnknownEvent(
+                    f"the handler of '{happened.type}' in {type(self).__name__} does not take these fields: {error}",
+                    where=f"stream '{self._stream}', version {self._version + 1}",
+                    next_step="name its parameters like the fields, or bring old events up to date by an upcaster",
+                ) from error
             handler(self, **happened.data)
         self._has_personal_data |= happened.subject is not None
         self._version += 1
@@ -166,3 +176,8 @@ class Aggregate:
 def _own_types(cls: type) -> set[str]:
     seen: list[str] = [name for attribute in vars(cls).values() for name in getattr(attribute, HANDLES, ())]
     return {name for name in seen if seen.count(name) > 1}
+
+
+@cache
+def _signature(handler: Callable[..., None]) -> inspect.Signature:
+    return inspect.signature(handler)

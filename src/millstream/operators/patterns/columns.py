@@ -100,8 +100,9 @@ class RowColumns:
 
     def _before(self, reference: Reference) -> pl.Series:
         assert reference.argument is not None
-        values = computed(self._frame, self.schema, [("value", reference.argument)])["value"].shift(reference.rows_before)
-        same, before = np.zeros(len(self._keys), np.bool_), reference.rows_before
+        before = reference.rows_before
+        values = computed(self._frame, self.schema, [("value", reference.argument)])["value"].shift(before)
+        same = np.zeros(len(self._keys), np.bool_)
         if before < len(same):
             same[before:] = self._keys[before:] == self._keys[: len(same) - before]
         return pl.select(pl.when(pl.Series(same)).then(values)).to_series()

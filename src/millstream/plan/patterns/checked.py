@@ -78,7 +78,7 @@ def search(rules: Rules, schema: Schema, *, every: bool, reading: type[Reader] =
     """Checks a pattern against the rows it is for. `reading` is how its conditions are read."""
     _check_shape(rules, every=every)
     try:
-        automaton = compiled(rules.term, dict(rules.conditions))
+        automaton = compiled(rules.term, dict(rules.conditions), every=every)
     except (TooLarge, RecursionError):
         raise _refused(
             rules, "the pattern is too large", "repeat a part less often: times(…) up to some thousands"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from millstream.testing import Add, Watermark
@@ -32,13 +33,36 @@ def run(text: str, given: list[dict[str, Any]], *, cut: int | None = None) -> li
     return [row for step in out for row in step]
 
 
-def letters(pattern: str, given: str, more: str = "", **options: Any) -> list[str]:
-    """The matches of a pattern over single letters, each as the letters it took. A variable takes its own letter."""
-    names = sorted({letter for letter in pattern.upper() if letter in "ABCD"})
+def run_together(statements: Sequence[tuple[str, list[dict[str, Any]]]]) -> list[list[dict[str, Any]]]:
+    """The rows of several statements, each with its own input, as steps of one flow."""
+    given = [{**row, "id": str(number)} for number, (_, own) in enumerate(statements) for row in own]
+
+    def build(stream: Any) -> Any:
+        return {
+            f"found{number}": stream.where(f"id = '{number}'").match_recognize(text)
+            for number, (text, _) in enumerate(statements)
+        }
+
+    out = play(build, [Add(given), Watermark(None)], schema=SCHEMA, event_time="at")
+    return [[row for step in out for row in step[f"found{number}"]] for number in range(len(statements))]
+
+
+def lettered(pattern: str, more: str = "") -> str:
+    """A statement over single letters. A variable takes its own letter."""
+    names = sorted({letter for letter in pattern.replace("PERMUTE", "") if letter in "ABCD"})
     defined = ", ".join(f"{name} as kind = '{name.lower()}'" for name in names)
-    text = f"""partition by id order by at measures match_number() as n all rows per match {more}
+    return f"""partition by id order by at measures match_number() as n all rows per match {more}
                pattern ({pattern}) define {defined}"""
-    found: dict[int, str] = {}
-    for row in run(text, rows(given), **options):
-        found[row["n"]] = found.get(row["n"], "") + row["kind"]
-    return list(found.values())
+
+
+def matched(found: list[dict[str, Any]]) -> list[str]:
+    """Each match as the letters it took."""
+    matches: dict[int, str] = {}
+    for row in found:
+        matches[row["n"]] = matches.get(row["n"], "") + row["kind"]
+    return list(matches.values())
+
+
+def letters(pattern: str, given: str, more: str = "", **options: Any) -> list[str]:
+    """The matches of a pattern over single letters, each as the letters it took."""
+    return matched(run(lettered(pattern, more), rows(given), **options))

@@ -293,9 +293,10 @@ class _Builder:
                     copied.arcs.append((None, test, aim, variable, is_excluded))
                     continue
                 aim = made if target == state else target
-                copied.arcs.append((kind, (*test, (number, False)), aim, variable, is_excluded))
-                for each in until:  # the repetition has ended with this row, so it is free again
-                    copied.arcs.append((kind, (*test, (number, True), (each, True)), aim, variable, is_excluded))
+                goes_on = tuple((each, False) for each in until)
+                copied.arcs.append((kind, (*test, (number, False), *goes_on), aim, variable, is_excluded))
+                for each in until:  # the repetition has ended with this row, so this and later rows are free again
+                    copied.arcs.append((kind, (*test, (each, True)), target, variable, is_excluded))
         return copies[state]
 
     # ------------------------------------------------------------ arcs through states that see the same row

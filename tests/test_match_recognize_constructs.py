@@ -294,6 +294,7 @@ def test_absence_of_a_row_that_is_compared() -> None:
     assert [row["price"] for row in run(text, rows([5, 6, 9, 8, 5]))] == [9, 8, 5]
 
 
+@ALONE
 @pytest.mark.parametrize(
     "order", ["", "order by at", "order by `at` asc", 'ORDER BY "at"', "/* by time */ Order By AT"]
 )

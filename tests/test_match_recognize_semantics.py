@@ -7,46 +7,12 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidPlan
 from millstream.testing import Add, Watermark
+from recognizing import SCHEMA, letters, rows, run
 from times import t
 from transcripts import play
 
 pytestmark = pytest.mark.transcripts("reference", "local", "spark")
-SCHEMA = "id string, kind string, price int, at timestamp"
-
-
-def rows(prices: list[int] | str, key: str = "a") -> list[dict[str, Any]]:
-    """One row a second: prices, or kinds as single letters."""
-    return [
-        {
-            "id": key,
-            "kind": each if isinstance(each, str) else None,
-            "price": each if isinstance(each, int) else second,
-            "at": t(second),
-        }
-        for second, each in enumerate(prices)
-    ]
-
-
-def run(text: str, given: list[dict[str, Any]], *, cut: int | None = None) -> list[dict[str, Any]]:
-    """All rows of a statement, which do not depend on how its input is divided."""
-    parts = [given] if cut is None else [given[:cut], given[cut:]]
-    steps: list[Any] = [step for part in parts for step in (Add(part), Watermark(part[-1]["at"]))]
-    out = play(lambda stream: stream.match_recognize(text), [*steps, Watermark(None)], schema=SCHEMA, event_time="at")
-    return [row for step in out for row in step]
-
-
-def letters(pattern: str, given: str, more: str = "", **options: Any) -> list[str]:
-    """The matches of a pattern over single letters, each as the letters it took. A variable takes its own letter."""
-    names = sorted({letter for letter in pattern.upper() if letter in "ABCD"})
-    defined = ", ".join(f"{name} as kind = '{name.lower()}'" for name in names)
-    text = f"""partition by id order by at measures match_number() as n all rows per match {more}
-               pattern ({pattern}) define {defined}"""
-    found: dict[int, str] = {}
-    for row in run(text, rows(given), **options):
-        found[row["n"]] = found.get(row["n"], "") + row["kind"]
-    return list(found.values())
 
 
 @pytest.mark.on_spark("more")
@@ -191,39 +157,6 @@ def test_measures_of_expressions() -> None:
               case when count(*) > 2 then 'many' else 'few' end as size
               pattern (A+) define A as price > 0"""
     assert run(text, rows([1, 4, 2])) == [{"spread": 6, "name": "A", "size": "many"}]
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("order by price pattern (A) define A as price > 1", "which is 'at'"),
-        ("partition by id order by at, price pattern (A) define A as price > 1", "order of the log"),
-        (
-            "measures prev(first(price) + last(price)) as p pattern (A) define A as price > 1",
-            "line 1, column 10 of MATCH_RECOGNIZE: PREV looks from one row",
-        ),
-        ("measures next(price, n) as p pattern (A) define A as price > 1", "the offset of next is a whole number"),
-        ("measures next(A.price + B.price) as p pattern (A B) define A as price > 1", "takes the rows of one variable"),
-        ("measures Q.price as p pattern (A) define A as price > 1", "there is no variable 'Q'"),
-        ("measures classifier(A) as p pattern (A) define A as price > 1", "CLASSIFIER takes no argument"),
-        ("partition by nowhere pattern (A) define A as price > 1", "nowhere"),
-        ("partition by id pattern (A) define A as nowhere > 1", "nowhere"),
-        ("partition by id pattern (A B) define A as B.price > 1", "looks ahead"),
-        ("partition by id pattern (A) define A as next(price) > 1", "looks ahead"),
-        ("pattern (A) define A as price > 1", "no columns"),
-        ("partition by id pattern (A B) define A as Q.price > 1", "there is no variable 'Q'"),
-        ("partition by id pattern (A ^ B) define A as price > 1", "can never match: it has a row before ^"),
-        ("partition by id pattern ((A $ | B) C+) define A as price > 1", "can never match: it has a row after $"),
-        ("partition by id pattern ((^ A){2}) define A as price > 1", "can never match: it has a row before ^"),
-        ("partition by id pattern (()) define A as price > 1", "there is no variable 'A'"),
-        ("partition by id pattern (A) define A as false", "no row can be 'A'"),
-    ],
-)
-def test_mistakes(text: str, message: str) -> None:
-    with pytest.raises(InvalidPlan) as caught:
-        run(text, rows([1]))
-    assert message in str(caught.value)
-    assert __file__ in str(caught.value.where)
 
 
 VALLEY = "pattern (start down+ up) define down as price < prev(price), up as price > prev(price)"

@@ -91,6 +91,13 @@ def test_until_ends_a_repetition() -> None:
     assert out == [[], ["a1", "a1 a3", "a3", "a5"]]
 
 
+def test_a_greedy_repetition_that_has_ended_bars_nothing() -> None:
+    """b3 ends the repetition, so a4 is a row like any other for what began before."""
+    pattern = ms.pattern(*stage("a")).one_or_more().greedy().until("name = 'b'").followed_by(*stage("c"))
+    out = run(pattern, add("a1", "a2", "b3", "a4", "c5"), Watermark(None), skip="none")
+    assert out == [[], ["a1 a2 c5", "a2 c5", "a4 c5"]]
+
+
 def test_a_match_waits_for_one_that_began_earlier() -> None:
     pattern = ms.pattern(*stage("a")).followed_by(*stage("c")).followed_by("b", "name = 'b' and n = a.n")
     steps = [add("a1", "c0", "a2", "c0", "b2"), Watermark(t(4)), add("b1", since=5), Watermark(None)]
@@ -181,6 +188,19 @@ def test_greedy_and_reluctant(greed: str, found: list[str]) -> None:
     group = ms.pattern(*stage("a")).one_or_more().consecutive().next(*stage("b"))
     pattern = getattr(ms.pattern(group).one_or_more().consecutive(), greed)()
     assert run(pattern, add("a1", "a2", "b3", "a4", "b5"), Watermark(None), matches="preferred") == [[], found]
+
+
+def test_the_greedy_part_of_a_preferred_match_gives_rows_back() -> None:
+    pattern = ms.pattern("a", "n > 0").one_or_more().greedy().consecutive().next("b", "n > 2")
+    assert run(pattern, add("x1", "x2", "x3", "x1"), Watermark(None), matches="preferred") == [[], ["a1 a2 b3"]]
+
+
+def test_conditions_on_the_rows_before() -> None:
+    """Of the row itself, and of the rows that play a variable."""
+    fall = ms.pattern("d", "d.n < prev(d.n)").one_or_more().consecutive()
+    assert run(fall, add("x5", "x4", "x3", "x9"), Watermark(None), matches="preferred") == [[], ["d4 d3"]]
+    above = ms.pattern(*stage("a")).followed_by("b", "name = 'b' and n > prev(a.n) and n > prev(first(a.n), 2)")
+    assert run(above, add("x7", "x5", "a1", "b6", "b8"), Watermark(None)) == [[], ["a1 b8"]]
 
 
 def test_alternatives_and_any_order() -> None:

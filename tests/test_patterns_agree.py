@@ -19,7 +19,15 @@ SCHEMA = "key string, name string, n int, at timestamp"
 HOW = ("next", "followed_by", "followed_by_any")
 LIMITS = st.sampled_from([None, "3 seconds", "6 seconds"])
 wheres = st.sampled_from(["name = 'a'", "name = 'b'", "name in ('a', 'c')", "n > 1", "n > prev(n)", None])
-of_path = st.sampled_from(["n > first(p0.n)", "n >= p0.n and name = 'a'", "sum(p0.n) < 4 or n = 2"])
+of_path = st.sampled_from(
+    [
+        "n > first(p0.n)",
+        "n >= p0.n and name = 'a'",
+        "sum(p0.n) < 4 or n = 2",
+        "n >= prev(p0.n)",
+        "n > prev(first(p0.n), 2) or n = 0",
+    ]
+)
 
 
 @st.composite

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidPlan
+from millstream.errors import InvalidPattern, InvalidPlan
 from millstream.plan.bundles import BEGINNING
+from millstream.plan.patterns.rule_text import RuleInput, rule_of
 from millstream.plan.patterns.rule_versions import revised
 from millstream.plan.versions import Change, Version, next_change
+from millstream.records import Schema
 
 EVENTS = "key string, n int, at timestamp"
 RULES = "id string, version int, filter string, pattern string, since timestamp"
@@ -97,3 +99,18 @@ def test_a_version_decides_while_it_is_in_force() -> None:
     assert [version.is_over(watermark) for watermark in (18, 19, 20)] == [False, True, True]
     assert version.sees_from(within=5, history=100) == 5
     assert version.sees_from(within=5, history=2) == 8
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("pattern (A) within 1 hour define A as nowhere > prev(n)", "no column 'nowhere', in 'nowhere > prev(n)'"),
+        (f"pattern (A) within 1 hour define A as {' and '.join(['n > 1'] * 3000)}", "nested too deeply"),
+    ],
+)
+def test_an_expression_that_cannot_be_read_is_an_error_of_the_rule(text: str, message: str) -> None:
+    """Whatever it is, so that it goes to .dead and the other rules go on."""
+    with pytest.raises(InvalidPattern) as refused:
+        rule_of(RuleInput(Schema.of(EVENTS), ("key",), "at"), None, text)
+    assert refused.value.what.startswith("line 1, column 39: ")
+    assert message in refused.value.what

@@ -100,21 +100,22 @@ class RowColumns:
 
     def _before(self, reference: Reference) -> pl.Series:
         assert reference.argument is not None
-        values = computed(self._frame, self.schema, [("value", reference.argument)])["value"].shift(reference.offset)
+        before = reference.rows_before
+        values = computed(self._frame, self.schema, [("value", reference.argument)])["value"].shift(before)
         same = np.zeros(len(self._keys), np.bool_)
-        if reference.offset < len(same):
-            same[reference.offset :] = self._keys[reference.offset :] == self._keys[: len(same) - reference.offset]
+        if before < len(same):
+            same[before:] = self._keys[before:] == self._keys[: len(same) - before]
         return pl.select(pl.when(pl.Series(same)).then(values)).to_series()
 
     def argument(self, reference: Reference) -> list[Any]:
-        """The values that a reference takes from rows; for the rows before, already at the row that asks."""
+        """The values that a reference takes from rows; of the rows before them, already at the row they are before."""
         if reference not in self._arguments:
             if reference.argument is None:
                 self._arguments[reference] = [None] * len(self._frame)
             else:
                 series = (
                     self._before(reference)
-                    if reference.variable is None
+                    if reference.rows_before
                     else computed(self._frame, self.schema, [("value", reference.argument)])["value"]
                 )
                 self._arguments[reference] = values_of(series, reference.argument.type)

@@ -43,6 +43,8 @@ class Fits:
 class Result(Enum):
     FAILED = "failed"
     UNDECIDED = "undecided"
+    EMPTY = "empty"
+    """A match without rows: nothing is emitted, and what is less preferred is not tried."""
 
 
 class PreferredMatcher:
@@ -89,7 +91,7 @@ class PreferredMatcher:
                 skips = self.skip.to is not SkipTo.NONE
                 first = max(first_after(result.path, self.skip), first + 1) if skips else first + 1
             else:
-                if self._remembers_always:
+                if self._remembers_always and result is Result.FAILED:
                     self._failed |= self._seen
                 first += 1
         return found
@@ -123,8 +125,7 @@ class PreferredMatcher:
             state, place, chain = stack.pop()
             while True:  # one way, as far as it goes
                 if state == COMPLETE:
-                    assert chain is not None
-                    return Complete(_path(chain), times[chain[0][0]])
+                    return self._complete(chain)
                 if remembers:
                     here = place * states + state
                     if here in seen or here in failed:
@@ -163,8 +164,10 @@ class PreferredMatcher:
                 return
             if arc.kind is Kind.TAKE:
                 chosen.append((arc.target, place + 1, ((place, arc.variable, arc.is_excluded), chain)))
+            elif arc.kind is Kind.END:
+                chosen.append((COMPLETE, place + 1, chain))
             elif chain is not None:
-                chosen.append((COMPLETE if arc.kind is Kind.END else arc.target, place + 1, chain))
+                chosen.append((arc.target, place + 1, chain))
         stack += reversed(chosen)
 
     def _without_row(self, state: int, chain: Chain, limit: int, *, is_over: bool) -> Complete | Result:
@@ -185,7 +188,7 @@ class PreferredMatcher:
         return Result.FAILED
 
     def _complete(self, chain: Chain) -> Complete | Result:
-        return Result.FAILED if chain is None else Complete(_path(chain), self.times[chain[0][0]])
+        return Result.EMPTY if chain is None else Complete(_path(chain), self.times[chain[0][0]])
 
     def _fitting(self, state: int, mask: int) -> Fits:
         """What rows with certain bits can do in a state; arcs that stop come first."""

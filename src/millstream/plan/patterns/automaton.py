@@ -5,8 +5,9 @@ as a variable, IGNORE skips it, STOP ends the partial match with all that would 
 complete without the row. An arc applies if its test holds: some conditions true, others false. A partial match none of
 whose arcs applies is over.
 
-Not following rows are conditions of the states that wait for the next row (`barred`); a repetition is a loop; a greedy
-repetition bars the stage behind it from rows that it could take itself.
+Not following rows are conditions of the states that wait for the next row (`barred`); a repetition is a loop. If every
+match is wanted, a greedy repetition bars the stage behind it from rows that it could take itself; for the preferred
+match, the order of the arcs says that it takes them first, and it gives them back if nothing else matches.
 """
 
 from __future__ import annotations
@@ -104,8 +105,8 @@ class TooLarge(Exception):
     """A pattern with more states than are reasonable."""
 
 
-def compiled(term: Term, conditions: dict[str, str | None]) -> Automaton:
-    return _Builder(conditions).automaton(term)
+def compiled(term: Term, conditions: dict[str, str | None], *, every: bool) -> Automaton:
+    return _Builder(conditions, every=every).automaton(term)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +125,8 @@ class _Place:
 
 
 class _Builder:
-    def __init__(self, conditions: dict[str, str | None]) -> None:
-        self.conditions = conditions
+    def __init__(self, conditions: dict[str, str | None], *, every: bool) -> None:
+        self.conditions, self.every = conditions, every
         self.asked: list[Asked] = []
         self.drafts = [Draft(), Draft()]
 
@@ -292,9 +293,10 @@ class _Builder:
                     copied.arcs.append((None, test, aim, variable, is_excluded))
                     continue
                 aim = made if target == state else target
-                copied.arcs.append((kind, (*test, (number, False)), aim, variable, is_excluded))
-                for each in until:  # the repetition has ended with this row, so it is free again
-                    copied.arcs.append((kind, (*test, (number, True), (each, True)), aim, variable, is_excluded))
+                goes_on = tuple((each, False) for each in until)
+                copied.arcs.append((kind, (*test, (number, False), *goes_on), aim, variable, is_excluded))
+                for each in until:  # the repetition has ended with this row, so this and later rows are free again
+                    copied.arcs.append((kind, (*test, (each, True)), target, variable, is_excluded))
         return copies[state]
 
     # ------------------------------------------------------------ arcs through states that see the same row
@@ -408,7 +410,7 @@ class _Repetition:
         term = self.term
         leave = self.rest(barred)
         name = _only(term.part)
-        if term.greed is not Greed.GREEDY or name is None:
+        if term.greed is not Greed.GREEDY or name is None or not self.builder.every:
             return leave
         number = self.builder._condition(name)
         return leave if number is None else self.builder.guarded(leave, number, self.own_until)

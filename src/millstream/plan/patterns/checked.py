@@ -6,10 +6,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+import pyarrow as pa
+
+from millstream.errors import InvalidPattern
+from millstream.expressions.expression import evaluate
 from millstream.plan.patterns.automaton import Automaton, TooLarge, compiled
 from millstream.plan.patterns.pattern import refused
 from millstream.plan.patterns.references import Condition, Reader
-from millstream.plan.patterns.rules import Rules
+from millstream.plan.patterns.rules import PATTERN, Rules
 from millstream.plan.patterns.terms import (
     Absence,
     Alternatives,
@@ -74,9 +78,11 @@ def search(rules: Rules, schema: Schema, *, every: bool, reading: type[Reader] =
     """Checks a pattern against the rows it is for. `reading` is how its conditions are read."""
     _check_shape(rules, every=every)
     try:
-        automaton = compiled(rules.term, dict(rules.conditions))
+        automaton = compiled(rules.term, dict(rules.conditions), every=every)
     except (TooLarge, RecursionError):
-        raise refused("the pattern is too large", "repeat a part less often: times(…) up to some thousands") from None
+        raise _refused(
+            rules, "the pattern is too large", "repeat a part less often: times(…) up to some thousands"
+        ) from None
     known = _visible(rules.term)
     names = [*rules.variables, *rules.subsets]
     conditions = []
@@ -92,41 +98,63 @@ def search(rules: Rules, schema: Schema, *, every: bool, reading: type[Reader] =
             line=rules.lines.get(own) if own else None,
             own=None if is_until else own,
             absent=absent,
+            place=rules.places.get(own) if own else None,
         )
-        conditions.append(reader.condition(asked.text, counts_row=not is_until))
+        condition = reader.condition(asked.text, counts_row=not is_until)
+        if own in rules.variables and not is_until and _is_never_true(condition):
+            raise _refused(rules, f"no row can be '{own}': its condition is never true", "remove the stage", own)
+        conditions.append(condition)
     return Search(rules, automaton, tuple(conditions))
+
+
+def _refused(rules: Rules, what: str, next_step: str, name: str | None = None) -> InvalidPattern:
+    """Of a variable, if there is a name, else of the whole pattern."""
+    place = rules.places.get(name or PATTERN) or rules.places.get(PATTERN)
+    return refused(f"{place}: {what}" if place else what, next_step, rules.lines.get(name) if name else None)
 
 
 def _check_shape(rules: Rules, *, every: bool) -> None:
     if not rules.variables:
-        raise refused("the pattern matches no row, at most the empty match", "add one that can occur")
+        raise _refused(rules, "the pattern matches no row, at most the empty match", "add one that can occur")
     for last in _last_parts(rules.term):
         if isinstance(last, Absence) and last.contiguity is Contiguity.FOLLOWED_BY and not rules.has_limit:
-            raise refused(
+            raise _refused(
+                rules,
                 f"the pattern may end with the absence of '{last.name}', but has no limit of time",
                 "say how long to wait for it: within('30 minutes')",
-                rules.lines.get(last.name),
+                last.name,
             )
     first = _first_part(rules.term)
     if isinstance(first, Absence):
-        raise refused(
+        raise _refused(
+            rules,
             f"the pattern begins with the absence of '{first.name}'",
             "begin with a row that occurs: pattern('start', …).not_followed_by(…)",
-            rules.lines.get(first.name),
+            first.name,
         )
-    _check_anchors(rules.term, has_before=False, has_after=False)
+    _check_anchors(rules, rules.term, has_before=False, has_after=False)
     for each in all_terms(rules.term):
         if not isinstance(each, Repeat):
             continue
         if every and each.greed is Greed.RELUCTANT:
-            raise refused("reluctant() is for the preferred match", "use match(…, matches='preferred')")
+            raise _refused(rules, "reluctant() is for the preferred match", "use match(…, matches='preferred')")
         if every and each.greed is Greed.GREEDY and not isinstance(each.part, Variable | Repeat):
-            raise refused("a group cannot be greedy if every match is wanted", "use match(…, matches='preferred')")
+            raise _refused(
+                rules, "a group cannot be greedy if every match is wanted", "use match(…, matches='preferred')"
+            )
         if each.high is None and can_be_empty(each.part):
-            raise refused("a part that can be empty is repeated without end", "make the repetition optional instead")
-    for name, text in rules.conditions.items():
-        if text is not None and text.strip().lower() == "false" and name in rules.variables:
-            raise refused(f"no row can be '{name}': its condition is false", "remove the stage", rules.lines.get(name))
+            raise _refused(
+                rules, "a part that can be empty is repeated without end", "make the repetition optional instead"
+            )
+
+
+def _is_never_true(condition: Condition) -> bool:
+    """Whether a condition that looks at no column is false or null."""
+    made = condition.expression
+    if made.columns or condition.references:
+        return False
+    found = evaluate({"holds": made.lowered}, pa.table({"row": [0]}))
+    return found.column("holds")[0].as_py() is not True
 
 
 def _first_part(term: Term) -> Term:
@@ -146,17 +174,18 @@ def _last_parts(term: Term) -> Iterator[Term]:
             return
 
 
-def _check_anchors(term: Term, *, has_before: bool, has_after: bool) -> None:
+def _check_anchors(rules: Rules, term: Term, *, has_before: bool, has_after: bool) -> None:
     """Refuses ^ behind a row and $ before one: no match could have both."""
     if isinstance(term, Anchor) and (has_before if term.edge is Edge.START else has_after):
         where = "before ^, the first row of a key" if term.edge is Edge.START else "after $, the last row of a key"
-        raise refused(f"the pattern can never match: it has a row {where}", f"remove {term.edge.value}")
+        raise _refused(rules, f"the pattern can never match: it has a row {where}", f"remove {term.edge.value}")
     repeats = isinstance(term, Repeat) and term.low > 1 and not can_be_empty(term.part)
     parts = term.parts_inside()
     in_order = isinstance(term, Sequence)
     for at, part in enumerate(parts):
         before, after = (parts[:at], parts[at + 1 :]) if in_order else ((), ())
         _check_anchors(
+            rules,
             part,
             has_before=has_before or repeats or not all(map(can_be_empty, before)),
             has_after=has_after or repeats or not all(map(can_be_empty, after)),

@@ -6,64 +6,39 @@ are kept as text: the reader of Spark SQL checks them later, where the columns a
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import NamedTuple, NoReturn
 
-from millstream.errors import InvalidInput, InvalidPattern
-from millstream.plan.patterns.rules import Rules
-from millstream.plan.patterns.terms import (
-    Absence,
-    Alternatives,
-    Anchor,
-    AnyOrder,
-    Contiguity,
-    Edge,
-    Excluded,
-    Greed,
-    Link,
-    Repeat,
-    Sequence,
-    Term,
-    Variable,
-    all_terms,
-    variables_of,
-)
+from millstream.errors import InvalidInput
+from millstream.plan.patterns.cursor import Token
+from millstream.plan.patterns.pattern_text import PatternParser
+from millstream.plan.patterns.references import AGGREGATES, NAVIGATIONS, NEIGHBOURS
+from millstream.plan.patterns.rules import PATTERN, Rules
+from millstream.plan.patterns.terms import Absence, Term, all_terms, variables_of
 from millstream.records import duration
-from millstream.user_lines import users_line, what_exists
+from millstream.user_lines import what_exists
 
-TOKEN = re.compile(
-    r"""(?P<space>\s+|--[^\n]*|/\*.*?\*/)
-      | (?P<string>'(?:[^'\\]|\\.|'')*')
-      | (?P<quoted>`(?:[^`]|``)*`|"(?:[^"]|"")*")
-      | (?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d+)?)
-      | (?P<word>[A-Za-z_][A-Za-z0-9_]*)
-      | (?P<symbol>\{-|-\}|[<>!=]=|<>|\|\||.)""",
-    re.VERBOSE | re.DOTALL,
-)
 CLAUSES = (
-    "PARTITION BY, ORDER BY, MEASURES, ONE ROW or ALL ROWS PER MATCH, AFTER MATCH SKIP, PATTERN, WITHIN, SUBSET, DEFINE"
+    "PARTITION BY, ORDER BY, MEASURES, ONE ROW or ALL ROWS PER MATCH, AFTER MATCH SKIP, PATTERN, WITHIN, SUBSET, "
+    "DEFINE, SHOW TIMEOUT MATCHES"
 )
-QUANTIFIERS = {"?": (0, 1), "*": (0, None), "+": (1, None)}
 AFTER_MEASURES = (("AS",), ("ONE", "ROW"), ("ALL", "ROWS"), ("AFTER", "MATCH"), ("PATTERN", "("))
-BEHIND_PATTERN = ("WITHIN", "SUBSET", "DEFINE")
-PATTERN = "()"
-PERMUTED_MAX = 8
-REPEATED_MAX = 10_000
-
-
-class Token(NamedTuple):
-    kind: str
-    text: str
-    start: int
-    end: int
-
-    @property
-    def word(self) -> str:
-        """In capitals if it is a word; quoted names are none."""
-        return self.text.upper() if self.kind == "word" else ""
+MISPLACED = (
+    ("PARTITION", "BY"),
+    ("ORDER", "BY"),
+    ("ONE", "ROW"),
+    ("ALL", "ROWS"),
+    ("AFTER", "MATCH"),
+    ("PATTERN", "("),
+    ("WITHIN", "INTERVAL"),
+)
+"""The words of clauses that no condition can contain."""
+OPERATORS = ("AND", "OR", "NOT", "IN", "IS", "LIKE", "ILIKE", "RLIKE", "BETWEEN", "DIV", "AS")
+"""Words behind an operand: what stands before them is a column, even if it is named running or final."""
+RUNNING_OR_FINAL = (*NAVIGATIONS, *NEIGHBOURS, *AGGREGATES)
+PARTITION_BY, ORDER_BY = "PARTITION BY", "ORDER BY"
+"""Names of clauses among the places of a text."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +57,7 @@ class Statement:
     places: dict[str, str] = field(default_factory=dict, compare=False)
     """Where each measure stands in the text."""
     defined: dict[str, str] = field(default_factory=dict, compare=False)
-    """Where the condition of each variable stands in the text, and under PATTERN the pattern."""
+    """Where the condition of each variable stands in the text, and the clauses PATTERN, PARTITION_BY and ORDER_BY."""
 
 
 def parsed(text: str) -> Statement:
@@ -90,61 +65,10 @@ def parsed(text: str) -> Statement:
     return _Parser(text).statement()
 
 
-class _Parser:
+class _Parser(PatternParser):
     def __init__(self, text: str) -> None:
-        self.source = text
-        self.line = users_line()
-        self.tokens = [
-            Token(found.lastgroup or "", found[0], found.start(), found.end())
-            for found in TOKEN.finditer(text)
-            if found.lastgroup != "space"
-        ]
-        self.at = 0
+        super().__init__(text)
         self.defined: dict[str, str] = {}
-
-    # ------------------------------------------------------------ tokens
-
-    @property
-    def token(self) -> Token:
-        if self.at < len(self.tokens):
-            return self.tokens[self.at]
-        return Token("end", "", len(self.source), len(self.source))
-
-    def words_ahead(self, *words: str) -> bool:
-        ahead = self.tokens[self.at : self.at + len(words)]
-        return [token.word or token.text for token in ahead] == list(words)
-
-    def took(self, *words: str) -> bool:
-        """Whether these words stand here; they are then read."""
-        if not self.words_ahead(*words):
-            return False
-        self.at += len(words)
-        return True
-
-    def take(self, *words: str, example: str) -> None:
-        for word in words:
-            if not self.took(word):
-                self.fail(f"{word} is expected here, {self._found()}", example)
-
-    def name(self, what: str, example: str) -> str:
-        token = self.token
-        if token.kind not in ("word", "quoted"):
-            self.fail(f"{what} is expected here, {self._found()}", example)
-        self.at += 1
-        return token.text if token.kind == "word" else token.text[1:-1].replace(token.text[0] * 2, token.text[0])
-
-    def place(self, start: int) -> str:
-        before = self.source[:start]
-        return f"line {before.count(chr(10)) + 1}, column {start - (before.rfind(chr(10)) + 1) + 1}"
-
-    def _found(self) -> str:
-        return "but the text ends" if self.token.kind == "end" else f"not '{self.token.text}'"
-
-    def fail(self, what: str, next_step: str, start: int | None = None) -> NoReturn:
-        at = self.place(self.token.start if start is None else start)
-        raise InvalidPattern(f"{at} of MATCH_RECOGNIZE: {what}", where=self.line, next_step=next_step)
-
-    # ------------------------------------------------------------ clauses
 
     def statement(self) -> Statement:
         wrapped = self.took("MATCH_RECOGNIZE")
@@ -169,15 +93,27 @@ class _Parser:
             self.fail("SHOW TIMEOUT MATCHES needs a limit", "write PATTERN (…) WITHIN INTERVAL '1' HOUR", begins)
         skip = self._checked_skip(skip, term, subsets)
         lines = dict.fromkeys(conditions, self.line)
-        rules = Rules(term, conditions, within, None, subsets, lines)
-        defined = {PATTERN: self.place(begins), **self.defined}
-        return Statement(rules, partition, order, measures, all_rows, skip[0], timeouts, places, defined)
+        self.defined[PATTERN] = self.place(begins)
+        texts = {name: f"{place} of MATCH_RECOGNIZE" for name, place in self.defined.items()}
+        rules = Rules(term, conditions, within, None, subsets, lines, texts)
+        return Statement(rules, partition, order, measures, all_rows, skip[0], timeouts, places, self.defined)
 
     def _partition(self) -> tuple[str, ...]:
         if not self.took("PARTITION"):
             return ()
         self.take("BY", example="PARTITION BY account")
-        return self._names("a column", "PARTITION BY account, region")
+        self.defined[PARTITION_BY] = self.place(self.token.start)
+        names = self._names("a column", "PARTITION BY account, region")
+        self._check_column("PARTITION BY")
+        return names
+
+    def _check_column(self, clause: str) -> None:
+        """Refuses what goes on behind the name of a column."""
+        if self.token.kind not in ("word", "end") and self.token.text != ")":
+            self.fail(
+                f"{clause} takes names of columns, {self._found()}",
+                "make it a column first: with_column('name', '…'), and use that",
+            )
 
     def _names(self, what: str, example: str) -> tuple[str, ...]:
         names = [self.name(what, example)]
@@ -190,11 +126,13 @@ class _Parser:
         if not self.took("ORDER"):
             return ()
         self.take("BY", example=example)
+        self.defined[ORDER_BY] = self.place(self.token.start)
         names = [self.name("a column", example)]
         self._ascending()
         while self.took(","):
             names.append(self.name("a column", example))
             self._ascending()
+        self._check_column("ORDER BY")
         return tuple(names)
 
     def _ascending(self) -> None:
@@ -213,7 +151,7 @@ class _Parser:
             text = self._expression(self._measure_ends, example)
             self.take("AS", example=example)
             name = self.name("a name", example)
-            if name in places:
+            if name.lower() in {known.lower() for known in places}:
                 self.fail(f"there are two measures named '{name}'", "give one of them another name", start)
             measures.append((name, text))
             places[name] = self.place(start)
@@ -236,7 +174,7 @@ class _Parser:
                 "rows without a match are not emitted", "remove WITH UNMATCHED ROWS, and keep the stream itself beside"
             )
         if self.words_ahead("SHOW", "EMPTY"):
-            self.fail("an empty match has no rows to emit", "remove SHOW EMPTY MATCHES")
+            self.fail("matches without rows are not emitted", "remove SHOW EMPTY MATCHES")
         if self.took("OMIT"):
             self.take("EMPTY", "MATCHES", example="ALL ROWS PER MATCH OMIT EMPTY MATCHES")
         return True
@@ -285,9 +223,12 @@ class _Parser:
             text += f" {self.token.text.lower()}"
             self.at += 1
         try:
-            return duration(text)
+            limit = duration(text)
         except InvalidInput as error:
-            self.fail(str(error).splitlines()[0], example, start)
+            self.fail(error.what, example, start)
+        if not limit:
+            self.fail("the limit must be longer than 0", example, start)
+        return limit
 
     def _subsets(self, term: Term) -> dict[str, tuple[str, ...]]:
         if not self.took("SUBSET"):
@@ -346,13 +287,30 @@ class _Parser:
 
     def _condition(self, name: str, example: str) -> str:
         start = self.at
-        text = self._expression(lambda: self.words_ahead("SHOW", "TIMEOUT"), example)
+        text = self._expression(self._condition_ends, example)
         for token, following in zip(self.tokens[start : self.at], self.tokens[start + 1 : self.at + 1], strict=False):
-            if token.word == "FINAL" and following.kind == "word":
+            if token.word == "FINAL" and following.kind == "word" and following.word not in OPERATORS:
                 self.fail("a condition knows only the rows so far", "remove FINAL: it is for MEASURES", token.start)
             if token.word == "CLASSIFIER" and following.text == "(":
                 self.fail(f"the row in question plays '{name}'", "CLASSIFIER() is for MEASURES", token.start)
+            if token.word == "MATCH_NUMBER" and following.text == "(":
+                self.fail("a match has no number before it is found", "MATCH_NUMBER() is for MEASURES", token.start)
         return text
+
+    def _condition_ends(self) -> bool:
+        if self._following(1).word == "AS" and self.token.kind in ("word", "quoted"):
+            self.fail(f"a comma is missing before '{self.token.text}'", "DEFINE A AS price > 1, B AS price < 1")
+        if self.words_ahead("SHOW", "TIMEOUT") or any(self.words_ahead(*words) for words in MISPLACED):
+            return True
+        following = self._following(1)
+        return (
+            (self.token.word == "WITHIN" and following.kind in ("number", "string"))
+            or (self.token.word in ("SUBSET", "MEASURES", "DEFINE") and following.kind in ("word", "quoted"))
+        ) and following.word not in OPERATORS
+
+    def _following(self, count: int) -> Token:
+        ahead = self.at + count
+        return self.tokens[ahead] if ahead < len(self.tokens) else Token("end", "", len(self.source), len(self.source))
 
     def _expression(self, ends: Callable[[], bool], example: str) -> str:
         """The text up to a comma, a closing parenthesis, or what ends it. RUNNING is the default, so it is left out."""
@@ -360,11 +318,11 @@ class _Parser:
         last = start
         while self.token.kind != "end":
             text = self.token.text
-            if depth == 0 and (text in (",", ")") or ends()):
+            if depth == 0 and (text in (",", ")", ";") or ends()):
                 break
             depth += (text in ("(", "[")) - (text in (")", "]"))
             depth += (self.token.word == "CASE") - (self.token.word == "END")
-            if self.token.word == "RUNNING" and self.at + 1 < len(self.tokens) and self.tokens[self.at + 1].word:
+            if self.token.word in ("RUNNING", "FINAL") and self._is_of_rows() and self.token.word == "RUNNING":
                 pieces.append(self.source[last : self.token.start])
                 last = self.tokens[self.at + 1].start
             self.at += 1
@@ -375,6 +333,20 @@ class _Parser:
         if not made:
             self.fail(f"an expression is expected here, {self._found()}", example)
         return made
+
+    def _is_of_rows(self) -> bool:
+        """Whether RUNNING or FINAL stands here, before what looks at rows; False if it is the name of a column."""
+        following, then = self._following(1), self._following(2)
+        if following.kind not in ("word", "quoted") or following.word in OPERATORS:
+            return False
+        is_of_rows = then.text == "." or (then.text == "(" and following.text.lower() in RUNNING_OR_FINAL)
+        if not is_of_rows:
+            word = self.token.word
+            self.fail(
+                f"{word} stands before FIRST, LAST, PREV, NEXT or an aggregate, not before '{following.text}'",
+                f"remove {word}, or write {word} LAST(…)",
+            )
+        return True
 
     # ------------------------------------------------------------ the pattern
 
@@ -388,105 +360,6 @@ class _Parser:
         self.take("(", example="PATTERN (A B+ C)")
         term = self._alternatives()
         self.take(")", example="close the parenthesis of PATTERN (…)")
+        if not variables_of(term):
+            self.fail("the pattern matches no row, at most the empty match", "add a variable: PATTERN (A B+ C)", start)
         return term, start
-
-    def _alternatives(self) -> Term:
-        parts = [self._sequence()]
-        while self.took("|"):
-            parts.append(self._sequence())
-        return parts[0] if len(parts) == 1 else Alternatives(tuple(parts))
-
-    def _sequence(self) -> Term:
-        parts: list[Term] = []
-        while self.token.kind != "end" and self.token.text not in (")", "|", "-}", ","):
-            if self.token.word in BEHIND_PATTERN:
-                break
-            parts.append(self._repeated())
-        if len(parts) == 1:
-            return parts[0]
-        return Sequence(tuple(Link(Contiguity.NEXT, part) for part in parts))
-
-    def _repeated(self) -> Term:
-        start = self.token.start
-        part = self._part()
-        bounds = self._quantifier()
-        if bounds is None:
-            return part
-        if isinstance(part, Anchor | Absence):
-            self.fail(f"{part} cannot be repeated", "put the quantifier behind a variable or a group", start)
-        greed = Greed.RELUCTANT if self.took("?") else Greed.GREEDY
-        return Repeat(part, *bounds, greed)
-
-    def _quantifier(self) -> tuple[int, int | None] | None:
-        start = self.token.start
-        for sign, bounds in QUANTIFIERS.items():
-            if self.took(sign):
-                return bounds
-        if not self.took("{"):
-            return None
-        example = "A{3}, A{2,}, A{,4} or A{2,4}"
-        low = self._count()
-        high = low
-        if self.took(","):
-            high = self._count()
-        elif low is None:
-            self.fail(f"a number is expected here, {self._found()}", example)
-        self.take("}", example=example)
-        if high is not None and (high < (low or 0) or high == 0):
-            self.fail("the upper number is at least 1, and not below the lower one", example, start)
-        if max(low or 0, high or 0) > REPEATED_MAX:
-            self.fail(f"at most {REPEATED_MAX:,} repetitions are possible", "use a smaller number, or A+", start)
-        return low or 0, high
-
-    def _count(self) -> int | None:
-        if self.token.kind != "number" or not self.token.text.isdigit():
-            return None
-        self.at += 1
-        return int(self.tokens[self.at - 1].text)
-
-    def _part(self) -> Term:
-        example = "a variable, ( ), PERMUTE( ), {- -}, [^B], ^ or $"
-        start = self.token.start
-        if self.took("("):
-            inside = self._alternatives()
-            self.take(")", example="close the group with )")
-            return inside
-        if self.took("{-"):
-            inside = self._alternatives()
-            self.take("-}", example="close the exclusion with -}")
-            return Excluded(inside)
-        if self.took("["):
-            self.take("^", example="[^B]: no row that satisfies B")
-            name = self.name("a variable", "[^B]: no row that satisfies B")
-            self.take("]", example="[^B]: no row that satisfies B")
-            return Absence(name, Contiguity.FOLLOWED_BY)
-        if self.took("^"):
-            return Anchor(Edge.START)
-        if self.took("$"):
-            return Anchor(Edge.END)
-        if self.token.word == "PERMUTE" and self.words_ahead("PERMUTE", "("):
-            self.at += 2
-            parts = [self._sequence()]
-            while self.took(","):
-                parts.append(self._sequence())
-            self.take(")", example="PERMUTE(A, B, C)")
-            if len(parts) > PERMUTED_MAX:
-                self.fail(f"PERMUTE takes at most {PERMUTED_MAX} parts", "write the orders that can occur", start)
-            return AnyOrder(tuple(parts))
-        if self.token.kind not in ("word", "quoted"):
-            self.fail(f"a part of a pattern is expected here, {self._found()}", example)
-        return Variable(self.name("a variable", example))
-
-    def _check_absence(self, term: Term, within: timedelta | None, start: int) -> None:
-        absent = [each for each in all_terms(term) if isinstance(each, Absence)]
-        if not absent:
-            return
-        last = term.links[-1].term if isinstance(term, Sequence) and term.links else None
-        if len(absent) > 1 or absent[0] is not last:
-            self.fail(
-                f"{absent[0]} stands at the end of a pattern",
-                "within it, define a variable with the opposite condition and write it as N*",
-                start,
-            )
-        if within is None:
-            self.fail(f"{last} at the end needs a limit", "write PATTERN (…) WITHIN INTERVAL '1' HOUR", start)

@@ -7,17 +7,15 @@ expressions over these values.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millstream.errors import InvalidPattern
-from millstream.expressions.expression import expression
+from millstream.errors import InvalidInput, InvalidPattern
 from millstream.plan.checks import refusal
 from millstream.plan.columns import kept
 from millstream.plan.nodes import Node, Read, WithEventTime
-from millstream.plan.patterns.language import Statement, parsed
+from millstream.plan.patterns.language import ORDER_BY, PARTITION_BY, Statement, parsed
 from millstream.plan.patterns.matching import Found, match
 from millstream.plan.patterns.measured import Measured
 from millstream.plan.patterns.node import (
@@ -30,12 +28,12 @@ from millstream.plan.patterns.node import (
     last_variable,
     measures_schema,
 )
-from millstream.plan.patterns.references import ALL, Reader
+from millstream.plan.patterns.references import ALL, Reader, navigation
+from millstream.plan.patterns.rules import PATTERN
 from millstream.plan.stream import Stream
 from millstream.records import Schema
 from millstream.user_lines import users_line
 
-NAVIGATION = re.compile(r"(first|last)\s*\((.*?)(?:,\s*(\d+)\s*)?\)", re.IGNORECASE | re.DOTALL)
 OF_ROW = "__of_row_"
 
 
@@ -61,10 +59,10 @@ def recognize(stream: Stream, text: str, name: str | None) -> Recognized:
     if not isinstance(text, str):
         raise refusal(f"match_recognize takes text, not {text!r}", 'match_recognize("… pattern (A B) define B as …")')
     asked = parsed(text)
-    stream.key_by(*asked.partition_by)  # refuses columns that do not exist
+    _check_keys(stream, asked)
     _check_order(stream, asked)
     if not asked.all_rows and not asked.measures and not asked.partition_by:
-        raise refusal("the result would have no columns", "add MEASURES …, or ALL ROWS PER MATCH")
+        raise _refused(asked, PATTERN, "the result would have no columns", "add MEASURES …, or ALL ROWS PER MATCH")
     measures = Measures(stream.schema, asked)
     given = stream.with_columns({**measures.arguments}) if measures.arguments else stream
     around = (measures.before, measures.after)
@@ -77,8 +75,19 @@ def recognize(stream: Stream, text: str, name: str | None) -> Recognized:
     unfolded = matches if at_once else matches.flat_map(measures.unfold, measures.schema)
     columns = list(stream.schema.names) if asked.all_rows else list(asked.partition_by)
     made = [(column, kept(unfolded.schema, column)) for column in columns]
-    made += [(column, expression(replaced, unfolded.schema)) for column, replaced in measures.texts]
+    made += [(column, reader.checked(replaced, unfolded.schema)) for column, replaced, reader in measures.texts]
     return Recognized(unfolded._project(made, None, "measures"), found)
+
+
+def _refused(asked: Statement, clause: str, what: str, next_step: str | None) -> InvalidPattern:
+    return InvalidPattern(f"{asked.rules.places[clause]}: {what}", where=users_line(), next_step=next_step)
+
+
+def _check_keys(stream: Stream, asked: Statement) -> None:
+    try:
+        stream.key_by(*asked.partition_by)
+    except InvalidInput as error:
+        raise _refused(asked, PARTITION_BY, error.what, error.next_step) from None
 
 
 def _check_order(stream: Stream, asked: Statement) -> None:
@@ -87,12 +96,16 @@ def _check_order(stream: Stream, asked: Statement) -> None:
         return
     first, *more = asked.order_by
     if first.lower() != time.lower():
-        raise refusal(
+        raise _refused(
+            asked,
+            ORDER_BY,
             f"ORDER BY {first}: rows are matched in order of event time, which is '{time}'",
             f"write ORDER BY {time}, or set another event time with with_event_time('{first}')",
         )
     if more:
-        raise refusal(
+        raise _refused(
+            asked,
+            ORDER_BY,
             f"ORDER BY {', '.join(asked.order_by)}: rows of the same instant stay in the order of the log",
             f"write ORDER BY {time}",
         )
@@ -139,7 +152,9 @@ class Measures:
     """The measures of a statement, as expressions over what `unfold` returns."""
 
     def __init__(self, schema: Schema, asked: Statement) -> None:
-        self.texts: list[tuple[str, str]] = []
+        self.texts: list[tuple[str, str, Reader]] = []
+        """Names, expressions over what `unfold` returns, and what has read them."""
+        columns = tuple(schema.names) if asked.all_rows else asked.partition_by
         measured: list[Measured] = []
         self.arguments: dict[str, str] = {}
         """Columns to be computed before rows are matched."""
@@ -147,8 +162,10 @@ class Measures:
         for name, text in asked.measures:
             place = f"{asked.places[name]} of MATCH_RECOGNIZE"
             reader = _MeasureReader(schema, names, line=users_line(), place=place)
+            if name.lower() in {column.lower() for column in columns}:
+                raise reader.refused(f"the result has a column '{name}' already", "give the measure another name")
             reader.first = len(measured)
-            self.texts.append((name, reader.replaced(text)))
+            self.texts.append((name, reader.replaced(text), reader))
             for reference, is_final, shift in zip(reader.references, reader.are_final, reader.shifts, strict=True):
                 field = None if reference.argument is None else self._field(reference.argument.spark, schema)
                 members = None if reference.variable == ALL else asked.rules.members(reference.variable or "")
@@ -156,7 +173,6 @@ class Measures:
                 measured.append(Measured(reference, chosen, field, is_final, shift))
         self.before = max([0, *(-each.shift for each in measured)])
         self.after = max([0, *(each.shift for each in measured)])
-        columns = tuple(schema.names) if asked.all_rows else asked.partition_by
         self.unfold = Unfold(asked.partition_by, columns, tuple(measured), asked.all_rows)
         self.schema = measures_schema(schema, columns, measured)
 
@@ -178,8 +194,7 @@ class _MeasureReader(Reader):
     first: int = 0
 
     def __init__(self, schema: Schema, variables: Sequence[str], *, line: str | None, place: str) -> None:
-        super().__init__(schema, variables, line=line)
-        self.place = place
+        super().__init__(schema, variables, line=line, place=place)
         self.are_final: list[bool] = []
         self.shifts: list[int] = []
         self._final = False
@@ -195,12 +210,14 @@ class _MeasureReader(Reader):
             return place + 3, CLASSIFIER
         if words[:2] == ["classifier", "("]:
             raise self.refused("CLASSIFIER takes no argument", "CLASSIFIER(): the variable of the row")
+        if words[:2] == ["match_number", "("]:
+            raise self.refused("MATCH_NUMBER takes no argument", "MATCH_NUMBER(): the number of the match")
         if word == "final" and len(words) > 1 and words[1].isidentifier():
             self._final = True
-            try:
-                return super()._at(text, tokens, place + 1)
-            finally:
-                self._final = False
+            found = super()._at(text, tokens, place + 1)
+            self._final = False
+            if found is not None:
+                return found
         found = super()._at(text, tokens, place)
         is_text = text[tokens[place].start] in "'\""
         if found is None and word in self.columns and not is_text and words[1:2] != ["("]:
@@ -209,10 +226,7 @@ class _MeasureReader(Reader):
 
     def _neighbour(self, name: str, variable: str | None, argument: str, offset: int) -> str:
         """PREV and NEXT: some rows before or after a row of the match, the last one or FIRST(…) or LAST(…) of it."""
-        inside = NAVIGATION.fullmatch(argument)
-        kind, column, skipped = ("last", argument, 0) if inside is None else _navigation(inside)
-        if not _is_nested(column):
-            raise self.refused(f"{name.upper()} looks from one row", f"{name.upper()}(LAST(a.x), 1)")
+        kind, column, skipped = navigation(argument) or self.refuse_shift(name)
         made = self._refer(kind, variable or ALL, column, skipped)
         self.shifts[-1] = -offset if name == "prev" else offset
         return made
@@ -224,21 +238,3 @@ class _MeasureReader(Reader):
         self.references[-1] = numbered
         self.are_final.append(self._final)
         return numbered.column
-
-    def refused(self, what: str, next_step: str) -> InvalidPattern:
-        return super().refused(f"{self.place}: {what}", next_step)
-
-
-def _navigation(found: re.Match[str]) -> tuple[str, str, int]:
-    """The kind, the column and the offset of FIRST(…) or LAST(…)."""
-    return found[1].lower(), found[2], int(found[3] or 0)
-
-
-def _is_nested(text: str) -> bool:
-    """Whether no parenthesis is closed before it is opened: first(x) + last(y) is not FIRST of something."""
-    depth = 0
-    for letter in text:
-        depth += (letter == "(") - (letter == ")")
-        if depth < 0:
-            return False
-    return True

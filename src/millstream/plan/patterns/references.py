@@ -7,14 +7,16 @@ rows at once, before any matching.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from itertools import pairwise
+from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from millstream.errors import InvalidPattern
+from millstream.errors import InvalidInput, InvalidPattern
 from millstream.expressions.expression import Expression, expression
 from millstream.plan.aggregates import sum as sum_of
 from millstream.records import Schema
@@ -27,6 +29,8 @@ COLUMN = "__of_"
 """The prefix of the columns that stand for references."""
 ALL = ""
 """The variable of a reference to all rows of the match."""
+NAVIGATION = re.compile(r"(first|last)\s*\((.*?)(?:,\s*(\d+)\s*)?\)", re.IGNORECASE | re.DOTALL)
+WITHIN_EXPRESSION = re.compile(r"\.? Line \d+, Col: \d+\.?")
 
 
 @dataclass(frozen=True)
@@ -41,6 +45,13 @@ class Reference:
     offset: int
     column: str
     """The column that stands for it."""
+    back: int = 0
+    """How many rows of the key before the row of the variable: PREV(A.x), PREV(FIRST(A.x), 2)."""
+
+    @property
+    def rows_before(self) -> int:
+        """How many rows before a row its value is taken from."""
+        return self.offset if self.variable is None else self.back
 
     @property
     def depends_on_path(self) -> bool:
@@ -93,7 +104,7 @@ class Condition:
     @cached_property
     def lookback(self) -> int:
         """How many rows before the one in question it may look at."""
-        return max((each.offset for each in self.references if each.kind == "prev"), default=0)
+        return max((each.rows_before for each in self.references), default=0)
 
 
 class Reader:
@@ -108,10 +119,13 @@ class Reader:
         line: str | None = None,
         own: str | None = None,
         absent: Collection[str] = (),
+        place: str | None = None,
     ) -> None:
         """`known` are the variables that can have rows by then, `absent` those that never have; `own` is the one that
-        the row in question plays."""
-        self.absent = absent
+        the row in question plays; `place` is where the expression stands in a text, and begins its errors."""
+        self.absent, self.place = absent, place
+        self._written: dict[str, str] = {}
+        """By column that stands for a reference, how it is written."""
         self.schema, self.line, self.own = schema, line, own
         self.variables = {name.lower(): name for name in variables}
         self.known = None if known is None else {name.lower() for name in known}
@@ -129,19 +143,49 @@ class Reader:
         return Condition(self.own, text, made, tuple(self.references), counts_row, of_row)
 
     def _expression(self, text: str, schema: Schema, *, boolean: bool = False) -> Expression:
-        made = expression(text, schema, boolean=boolean)
+        made = self.checked(text, schema, boolean=boolean)
         if made.needs_spark or made.uses_clock:
+            reason = made.reason or "it uses the clock"
             raise self.refused(
-                f"'{text}' cannot be evaluated while rows are matched: {made.reason or 'it uses the clock'}",
+                f"'{self._shown(text)}' cannot be evaluated while rows are matched: {reason}",
                 "make it a column first: with_column('name', '…'), and use that",
             )
         return made
 
+    def checked(self, text: str, schema: Schema, *, boolean: bool = False) -> Expression:
+        """An expression with columns in place of references; its errors show what the user wrote."""
+        try:
+            return expression(text, schema, boolean=boolean)
+        except RecursionError:
+            raise self.refused("the expression is nested too deeply", "compute a part of it as a column") from None
+        except InvalidInput as error:
+            what, next_step = self._in_words(error)
+            if self.place is not None:  # a place within the expression would be taken for one in the whole text
+                what = f"{self.place}: {WITHIN_EXPRESSION.sub('', what)}"
+            raise type(error)(what, where=self.line or error.where, next_step=next_step) from None
+
+    def _in_words(self, error: InvalidInput) -> tuple[str, str]:
+        """What an error says, with references as they are written."""
+        hint, listed, _ = (error.next_step or "").partition("columns that exist: ")
+        next_step = hint + (f"{listed}{', '.join(self.schema.names)}" if listed else "")
+        return self._shown(error.what), self._shown(next_step)
+
+    def _shown(self, text: str) -> str:
+        """The text with references as they are written."""
+        for column, written in reversed(self._written.items()):
+            text = text.replace(column, written)
+        return text
+
     def replaced(self, text: str) -> str:
         """The text with a column in place of each reference."""
+        from sqlglot.errors import TokenError
+
         from millstream.expressions.spark_sql import SparkGrammar
 
-        tokens = SparkGrammar().tokenize(text)
+        try:
+            tokens = SparkGrammar().tokenize(text)
+        except TokenError:
+            raise self.refused(f"'{text}' has a quote that is not closed", "add the missing quote") from None
         made, end, place = "", 0, 0
         while place < len(tokens):
             found = self._at(text, tokens, place)
@@ -150,7 +194,10 @@ class Reader:
                 continue
             after, replacement = found
             made += text[end : tokens[place].start] + replacement
-            end, place = tokens[after - 1].end + 1, after
+            end = tokens[after - 1].end + 1
+            if replacement in {each.column for each in self.references}:
+                self._written[replacement] = text[tokens[place].start : end]
+            place = after
         return made + text[end:]
 
     def _at(self, text: str, tokens: Sequence[Any], place: int) -> tuple[int, str] | None:
@@ -162,6 +209,8 @@ class Reader:
         following = tokens[place + 1].text if place + 1 < len(tokens) else ""
         if is_plain and following == "(" and name in (*NAVIGATIONS, *NEIGHBOURS, *AGGREGATES):
             return self._call(text, tokens, place, name)
+        if following == "." and text[tokens[place].start] == '"' and name in self.variables:
+            raise self.refused(f'"{name}" is a text in Spark SQL', f"write `{tokens[place].text}`.…")
         if following == "." and text[tokens[place].start] not in "'\"":
             variable = self._variable(tokens[place].text)
             if variable is None:
@@ -185,12 +234,17 @@ class Reader:
         offset = 1 if name in NEIGHBOURS else 0
         if commas:
             number = "".join(token.text for token in tokens[commas[0] + 1 : end])
-            if name in AGGREGATES or len(commas) > 1:
+            if name in AGGREGATES:
                 return None  # a function of the same name with several arguments, such as max(a, b): not a reference
+            if len(commas) > 1:
+                raise self.refused(f"{name}(…) takes a column and an offset", f"write {name}(x, 1)")
             if not number.isdigit():
                 raise self.refused(f"the offset of {name} is a whole number, not '{number}'", f"write {name}(…, 1)")
             offset = int(number)
         variables, argument, last = set(), "", None
+        if len(inside) > 1 and tokens[inside[0]].text.lower() == "distinct" and name in AGGREGATES:
+            raise self.refused(f"{name}(distinct …) is not possible", f"leave distinct out: {name}(…)")
+        self._check_nested(name, [tokens[at].text.lower() for at in inside])
         for at in inside:
             token = tokens[at]
             followed = tokens[at + 1].text if at + 1 < end else ""
@@ -218,6 +272,18 @@ class Reader:
             return end + 1, self._neighbour(name, next(iter(variables), None), argument, offset)
         return end + 1, self._refer(name, next(iter(variables), ALL), argument, offset)
 
+    def _check_nested(self, name: str, inside: Sequence[str]) -> None:
+        """Refuses what an argument cannot be. Only PREV and NEXT look from FIRST(…) or LAST(…)."""
+        if not inside:
+            raise self.refused(f"{name}() needs an argument", f"write {name}(a.x)")
+        refused = (*NEIGHBOURS, *AGGREGATES, "classifier", *(() if name in NEIGHBOURS else NAVIGATIONS))
+        for word, following in pairwise(inside):
+            if following == "(" and word in refused:
+                raise self.refused(
+                    f"{name}({word}(…)) is not possible",
+                    "only PREV and NEXT take another row's value: PREV(FIRST(a.x)), PREV(LAST(a.x, 1), 2)",
+                )
+
     def _neighbour(self, name: str, variable: str | None, argument: str, offset: int) -> str:
         """What replaces prev(…) or next(…)."""
         if name == "next" and offset:
@@ -225,9 +291,16 @@ class Reader:
                 "next(…) looks ahead: the row after is not known when a condition is evaluated",
                 "put the condition on the next stage, and compare with prev(…)",
             )
-        if variable is not None:
-            raise self.refused(f"{name}(…) looks at the rows before this one", f"write {name}(column)")
-        return self._refer(name, None, argument, offset)
+        inside = NAVIGATION.fullmatch(argument)
+        if inside is None and variable in (None, self.own):
+            return self._refer(name, None, argument, offset)
+        kind, column, skipped = navigation(argument) or self.refuse_shift(name)
+        made = self._refer(kind, variable or ALL, column, skipped)
+        self.references[-1] = replace(self.references[-1], back=offset)
+        return made
+
+    def refuse_shift(self, name: str) -> NoReturn:
+        raise self.refused(f"{name.upper()} looks from one row", f"{name.upper()}(LAST(a.x), 1)")
 
     def _variable(self, name: str, *, quiet: bool = False) -> str | None:
         """The variable of a qualified name; None if it is a column with fields."""
@@ -260,7 +333,21 @@ class Reader:
         return column
 
     def refused(self, what: str, next_step: str) -> InvalidPattern:
+        what = what if self.place is None else f"{self.place}: {what}"
         return InvalidPattern(what, where=self.line, next_step=next_step)
+
+
+def navigation(argument: str) -> tuple[str, str, int] | None:
+    """Of what PREV and NEXT look from: FIRST or LAST, a column, and an offset. None: it is not one row."""
+    inside = NAVIGATION.fullmatch(argument)
+    if inside is None:
+        return "last", argument, 0
+    depth = 0
+    for letter in inside[2]:  # first(x) + last(y) is not FIRST of something
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            return None
+    return inside[1].lower(), inside[2], int(inside[3] or 0)
 
 
 def _parts(text: str) -> list[str]:

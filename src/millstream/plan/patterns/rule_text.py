@@ -14,10 +14,11 @@ from typing import Any, NoReturn
 from millstream.errors import InvalidInput, InvalidPattern
 from millstream.expressions.expression import Expression, lowered_expression
 from millstream.plan.patterns.checked import Search, search
-from millstream.plan.patterns.language import PATTERN, Statement, parsed
+from millstream.plan.patterns.language import Statement, parsed
 from millstream.plan.patterns.matching import skip_of
 from millstream.plan.patterns.node import MatchRules, Skip
 from millstream.plan.patterns.references import Reader
+from millstream.plan.patterns.rules import PATTERN
 from millstream.plan.patterns.terms import Anchor, all_terms, needed_variables
 from millstream.records import Schema
 
@@ -78,7 +79,7 @@ def rule_of(given: RuleInput, filter_text: str | None, text: str) -> Rule:
         )
     if any(isinstance(term, Anchor) for term in all_terms(asked.rules.term)):
         _refuse(asked, "^ and $ are not for rules", "a rule that is added later does not see the first row of a key")
-    rules = replace(asked.rules, lines=asked.defined)
+    rules = replace(asked.rules, lines=asked.defined, places={})
     try:
         made = search(rules, given.schema, every=False, reading=RuleReader)
     except InvalidInput as error:
@@ -93,13 +94,11 @@ def rule_of(given: RuleInput, filter_text: str | None, text: str) -> Rule:
 
 
 @lru_cache(RULES_CACHED)
-def _lowered(text: str, schema: Schema) -> Expression:
-    return lowered_expression(text, schema, boolean=True)
-
-
-@lru_cache(RULES_CACHED)
-def _lowered_value(text: str, schema: Schema) -> Expression:
-    return lowered_expression(text, schema)
+def _lowered(text: str, schema: Schema, *, boolean: bool = True) -> Expression:
+    try:
+        return lowered_expression(text, schema, boolean=boolean)
+    except RecursionError:  # one rule must not stop the others
+        raise InvalidPattern("the expression is nested too deeply", next_step="make it simpler") from None
 
 
 class RuleReader(Reader):
@@ -107,9 +106,9 @@ class RuleReader(Reader):
 
     def _expression(self, text: str, schema: Schema, *, boolean: bool = False) -> Expression:
         try:
-            made = (_lowered if boolean else _lowered_value)(text, schema)
+            made = _lowered(text, schema, boolean=boolean)
         except InvalidInput as error:
-            raise self.refused(error.what, error.next_step or "") from None
+            raise self.refused(*self._in_words(error)) from None
         if made.uses_clock:
             raise self.refused(f"'{text}' uses the clock", "compare with a column of the rows")
         return made

@@ -8,6 +8,9 @@ from datetime import timedelta
 
 from millstream.plan.patterns.terms import Term, variables_of
 
+PATTERN = "()"
+"""The name of the whole pattern among the places of a text; no variable has it."""
+
 
 @dataclass(frozen=True)
 class Rules:
@@ -24,6 +27,8 @@ class Rules:
     """Names for several variables at once, for conditions and measures."""
     lines: Mapping[str, str | None] = field(default_factory=dict, compare=False)
     """By name, where the user defined it."""
+    places: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """Of a pattern that is text: by name, where the condition stands in it, and under PATTERN the whole."""
 
     @property
     def variables(self) -> list[str]:

@@ -39,8 +39,7 @@ class Conditions:
 
     def _value(self, condition: Condition, reference: Reference, place: int, path: Path) -> Any:
         if reference.variable is None:
-            before = place - reference.offset
-            return self._argument(reference, before) if before >= 0 else None
+            return self._argument(reference, place)
         members = self.search.rules.members(reference.variable)
         places = [at for at, variable, _ in path if reference.variable == ALL or variable in members]
         if condition.counts_row and (reference.variable == ALL or condition.name in members):
@@ -48,7 +47,10 @@ class Conditions:
         return reference.of([self._argument(reference, at) for at in places])
 
     def _argument(self, reference: Reference, place: int) -> Any:
-        return None if reference.argument is None else self._computed(reference.argument, place, {}, ())
+        before = place - reference.rows_before
+        if reference.argument is None or before < 0:
+            return None
+        return self._computed(reference.argument, before, {}, ())
 
     def _computed(self, made: Expression, place: int, values: dict[str, Any], references: tuple[Reference, ...]) -> Any:
         asked = (made.spark, place, tuple(values.values()))

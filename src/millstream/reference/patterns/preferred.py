@@ -20,6 +20,8 @@ from millstream.reference.patterns.conditions import Conditions
 class Result(Enum):
     FAILED = "failed"
     UNDECIDED = "undecided"
+    EMPTY = "empty"
+    """A match without rows: nothing is emitted, and what is less preferred is not tried."""
 
 
 class PreferredMatcher:
@@ -115,8 +117,7 @@ class PreferredMatcher:
         return Result.FAILED
 
     def _complete(self, path: Path) -> Complete | Result:
-        """A match without rows is none."""
-        return Complete(path, time_of(self.conditions.rows[path[-1][0]])) if path else Result.FAILED
+        return Complete(path, time_of(self.conditions.rows[path[-1][0]])) if path else Result.EMPTY
 
     def _limit(self, path: Path) -> int:
         if not path:

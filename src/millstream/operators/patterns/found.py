@@ -38,7 +38,7 @@ def paths_to(nodes: list[Node], step: str) -> list[Path]:
             raise InvalidInput(
                 f"more than {PATHS_MAX:,} matches end with one row",
                 where=step,
-                next_step="limit the time with within(…), use skip='past last' or matches='preferred', or use "
+                next_step="limit the time with within(…), use matches='preferred', or use "
                 "followed_by(…) and consecutive() where any row or all combinations are allowed now",
             )
     return sorted(found)

@@ -28,7 +28,7 @@ On = str | Sequence[str | tuple[str, str]] | Mapping[str, str]
 """A column or an expression of both sides, several of them, or pairs of an own and another one."""
 NO_CONDITION = (
     "on= is not a condition, but what is equal on both sides: on={'lower(user)': 'lower(name)'}; "
-    "a where(…) behind the join takes other conditions"
+    "condition= takes other conditions"
 )
 Other = TypeVar("Other", bound="Stream | Side")
 

@@ -197,10 +197,10 @@ def lowered_expression(text: Any, schema: Schema, *, boolean: bool = False, make
     from millstream.expressions.generators import exploded, exploded_argument
     from millstream.expressions.spark_sql import lower
 
-    tree = _parsed(text)
+    tree = parsed(text)
     clocked = _clocked(text, schema)
     if clocked is not None:
-        tree, schema = _parsed(clocked), _with_now(schema)
+        tree, schema = parsed(clocked), _with_now(schema)
     array = exploded_argument(tree) if makes_rows else None
     try:
         lowered, columns = lower(tree if array is None else array, schema)
@@ -246,7 +246,7 @@ def _check_type(kind: pa.DataType, text: str, boolean: bool) -> None:
         )
 
 
-def _parsed(text: str) -> sqlglot.Expr:
+def parsed(text: str) -> sqlglot.Expr:
     import sqlglot
 
     from millstream.expressions.spark_sql import SparkGrammar

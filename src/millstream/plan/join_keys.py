@@ -50,6 +50,14 @@ def joined_on(stream: Stream, other: Other, on: On) -> tuple[Stream, Other, Colu
     return stream, other, pairs
 
 
+def with_parts(given: Other, made: Mapping[str, str]) -> Other:
+    """A side with hidden columns for parts of the condition."""
+    parts = {name: expression(text, given.schema) for name, text in made.items()}
+    with_made: Any = _with_columns if isinstance(given, Stream) else _with_rows
+    found: Other = with_made(given, parts)
+    return found
+
+
 def _pairs(on: On) -> list[tuple[Any, Any]]:
     if isinstance(on, Mapping):
         found, what = [(as_text(one), as_text(other)) for one, other in on.items()], "on maps columns to columns"

@@ -14,8 +14,8 @@ from millstream.errors import InvalidPlan
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow
 from millstream.plan.hidden_columns import without_hidden
-from millstream.plan.join_conditions import Behind, checked_condition, kept_where
-from millstream.plan.join_keys import On, joined_on
+from millstream.plan.join_conditions import checked_condition, kept_where
+from millstream.plan.join_keys import On, joined_on, with_parts
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.late import WINDOW
 from millstream.plan.nodes import Node
@@ -88,7 +88,7 @@ class _Shape:
     left: Columns
     right: Columns
     condition: JoinCondition | None
-    behind: Behind | None
+    behind: str | None
     """A condition that is evaluated behind the join."""
 
 
@@ -222,6 +222,24 @@ def _shape(
     if not isinstance(suffix, str) or not suffix:
         raise refusal(f"suffix is a string to append to names, not {suffix!r}", "for example suffix='_right'")
     stream, other, pairs = joined_on(stream, other, on)
+    left, right = _named(stream, other, pairs, suffix)
+    checked = checked_condition(condition, (left, right), _fields(stream, other, pairs, left, right), how)
+    if any(checked.parts):
+        stream, other = with_parts(stream, checked.parts[0]), with_parts(other, checked.parts[1])
+        left, right = _named(stream, other, pairs, suffix)
+    fields = _fields(stream, other, pairs, left, right)
+    fields, others = fields[: len(left)], fields[len(left) :]
+    if how in ("right", "full"):
+        fields = [field.with_nullable(True) for field in fields]
+    if how not in ("semi", "anti"):
+        fields += [field.with_nullable(True) for field in others] if how in ("left", "full") else others
+    with AtUsersLine():
+        columns = Schema.from_arrow(pa.schema(fields))
+    return stream, other, _Shape(columns, pairs, how, left, right, checked.inside, checked.behind)
+
+
+def _named(stream: Stream, other: Stream | Side, pairs: Columns, suffix: str) -> tuple[Columns, Columns]:
+    """The columns of both sides under their names in the output."""
     shared = {one for one, same in pairs if one == same}
     taken = {column.lower() for column in stream.schema.names}  # column names are case-insensitive, as in SQL
     left: Columns = tuple((column, column) for column in stream.schema.names)
@@ -236,16 +254,14 @@ def _shape(
             )
         taken.add(given.lower())
         right.append((given, column))
+    return left, tuple(right)
+
+
+def _fields(stream: Stream, other: Stream | Side, pairs: Columns, left: Columns, right: Columns) -> list[pa.Field]:
+    """The columns of a pair."""
+    shared = {one for one, same in pairs if one == same}
     fields = [_wide(stream.schema, other.schema, column, column in shared) for _, column in left]
-    others = [other.schema.field(column).with_name(given) for given, column in right]
-    holds, behind = checked_condition(condition, [*fields, *others], how)
-    if how in ("right", "full"):
-        fields = [field.with_nullable(True) for field in fields]
-    if how not in ("semi", "anti"):
-        fields += [field.with_nullable(True) for field in others] if how in ("left", "full") else others
-    with AtUsersLine():
-        columns = Schema.from_arrow(pa.schema(fields))
-    return stream, other, _Shape(columns, pairs, how, left, tuple(right), holds, behind)
+    return fields + [other.schema.field(column).with_name(given) for given, column in right]
 
 
 def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:

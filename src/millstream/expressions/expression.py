@@ -152,8 +152,9 @@ def expression(given: Any, schema: Schema, *, boolean: bool = False) -> Expressi
 
 def _reason(refusal: Refusal) -> str:
     """Why only Spark can evaluate an expression."""
-    named = re.match(r"the function (\w+) ", refusal.what)
-    return f"the function {named[1]} has no translation" if named else refusal.what
+    # A function that does not exist here may be one that the user has registered.
+    named = re.match(r"there is no function (\w+)|the function (\w+) (?:runs on|is not)", refusal.what)
+    return f"the function {named[1] or named[2]} has no translation" if named else refusal.what
 
 
 def _analyzer() -> Any:

@@ -31,6 +31,15 @@ Change = tuple[dict[str, Any], int | None, int]
 hows = st.sampled_from(["inner", "left", "right", "full", "semi", "anti"])
 lookups = st.sampled_from(["inner", "left", "semi", "anti"])
 ons: st.SearchStrategy[Any] = st.sampled_from(["k", ("k", "m"), {"k": "j"}, {"k": "k", "a": "j"}])
+CONDITIONS = {
+    None: "true",
+    "a < j": "l.a < r.j",
+    "c = 'p' or a = 0": "r.c = 'p' or l.a = 0",
+    "m || c <> 'xp'": "l.m || r.c <> 'xp'",
+    "k + a > j": "l.k + l.a > r.j",
+}
+"""What pairs must satisfy, and the same as SQL over both sides."""
+conditions = st.sampled_from([None, None, *CONDITIONS])
 LEFT = "k int, m string, a int"
 RIGHT = "k bigint, m string, j int, c string"
 numbers, words = st.sampled_from([1, 2, 2, None]), st.sampled_from(["x", "y", None])
@@ -62,17 +71,17 @@ def changes(draw: st.DrawFn, rows: Any) -> list[list[Change]]:
     return bundles
 
 
-def nodes(on: Any, how: str, as_of: str | None = None) -> list[Node]:
+def nodes(on: Any, how: str, as_of: str | None = None, condition: str | None = None) -> list[Node]:
     """Two inputs and a join of them."""
-    said = f"{on} {how} {as_of}"
+    said = f"{on} {how} {as_of} {condition}"
     if said not in made:
         flow = Flow("f")
         left = flow.read("left", LEFT, changes=as_of is None)
         right = flow.read("right", RIGHT, changes=True)
         if as_of is None:
-            joined = left.to_table("k").join(right.to_table("k"), on=on, how=how).node
+            joined = left.to_table("k").join(right.to_table("k"), on=on, how=how, condition=condition).node
         else:
-            joined = left.join(right.to_table("k"), on=on, how=how, as_of="now").node
+            joined = left.join(right.to_table("k"), on=on, how=how, as_of="now", condition=condition).node
             assert isinstance(joined, LookupJoin)
             joined = replace(joined, at_event_time=as_of == "event_time")
         made[said] = [left.node, right.node, joined]
@@ -181,7 +190,12 @@ def given_columns(on: Any, how: str) -> list[str]:
 
 
 def join_by_duckdb(
-    left: list[list[Change]], right: list[list[Change]], on: Any, how: str, points: list[tuple[int, int, int]]
+    left: list[list[Change]],
+    right: list[list[Change]],
+    on: Any,
+    how: str,
+    condition: str | None,
+    points: list[tuple[int, int, int]],
 ) -> list[Counter[Any]]:
     """The join of the tables at each point: as they were after a bundle, as of a time."""
     tables_of(
@@ -191,7 +205,9 @@ def join_by_duckdb(
         "SELECT n, {0}, sum(w) AS w FROM points p JOIN {1} x ON x.b <= p.b AND x.t <= p.t "
         "GROUP BY ALL HAVING sum(w) > 0"
     )
-    equal = " AND ".join(["l.n = r.n", *(f"l.{one} = r.{other}" for one, other in pairs_of(on))])
+    equal = " AND ".join(
+        ["l.n = r.n", *(f"l.{one} = r.{other}" for one, other in pairs_of(on)), f"({CONDITIONS[condition]})"]
+    )
     columns = given_columns(on, how)
     weight = "l.w" if how in ("semi", "anti") else "coalesce(l.w, 1) * coalesce(r.w, 1)"
     number = "l.n" if how in ("semi", "anti") else "coalesce(l.n, r.n)"

@@ -23,12 +23,14 @@ from millstream.records import Schema
 
 from .table_join_scripts import (
     CHECKED,
+    CONDITIONS,
     FEWER,
     LEFT,
     RIGHT,
     Change,
     added,
     changes,
+    conditions,
     db,
     given_columns,
     left_rows,
@@ -48,7 +50,7 @@ from .table_join_scripts import (
 
 
 def looked_up(
-    stream: list[tuple[int, int, Change]], right: list[list[Change]], on: Any, how: str
+    stream: list[tuple[int, int, Change]], right: list[list[Change]], on: Any, how: str, condition: str | None
 ) -> list[Counter[Any]]:
     """What is sent in each step, given for each row when it is sent and as of when the table is asked."""
     rows = [
@@ -59,7 +61,7 @@ def looked_up(
     equal = " AND ".join(f"l.{one} = x.{other}" for one, other in pairs_of(on))
     held = (
         "SELECT l.n, x.k, x.m, x.j, x.c, sum(x.w) AS w FROM l JOIN changes x ON x.b <= l.b AND x.t <= l.t "
-        f"AND {equal} GROUP BY ALL HAVING sum(x.w) > 0"
+        f"AND {equal} AND ({CONDITIONS[condition].replace('r.', 'x.')}) GROUP BY ALL HAVING sum(x.w) > 0"
     )
     weight = "l.w" if how in ("semi", "anti") else "l.w * coalesce(r.w, 1)"
     shared = given_columns(on, how)
@@ -71,23 +73,29 @@ def looked_up(
 
 
 @CHECKED
-@given(lookups, ons, streams, changes(right_rows))
+@given(lookups, ons, conditions, streams, changes(right_rows))
 def test_a_stream_and_a_table_as_it_is_now(
-    how: str, on: Any, stream: list[list[Change]], right: list[list[Change]]
+    how: str, on: Any, condition: str | None, stream: list[list[Change]], right: list[list[Change]]
 ) -> None:
-    *inputs, joined = nodes(on, how, "now")
+    *inputs, joined = nodes(on, how, "now", condition)
     asked = [(number, END, row) for number, bundle in enumerate(stream) for row in bundle]
-    expected = looked_up(asked, right, on, how)
+    expected = looked_up(asked, right, on, how, condition)
     for number, (sent,) in enumerate(stepped(inputs, [joined], list(zip(stream, right, strict=True)))):
         assert added(Counter(), sent.rows) == expected[number], f"step {number}"
 
 
 @CHECKED
-@given(lookups, ons, streams, changes(right_rows), watermarks, st.booleans())
+@given(lookups, ons, conditions, streams, changes(right_rows), watermarks, st.booleans())
 def test_a_stream_and_a_table_as_it_was(
-    how: str, on: Any, stream: list[list[Change]], right: list[list[Change]], moves: list[int], ends: bool
+    how: str,
+    on: Any,
+    condition: str | None,
+    stream: list[list[Change]],
+    right: list[list[Change]],
+    moves: list[int],
+    ends: bool,
 ) -> None:
-    *inputs, joined = nodes(on, how, "event_time")
+    *inputs, joined = nodes(on, how, "event_time", condition)
     marks = [sum(moves[: number + 1]) - 2 for number in range(len(moves))]
     marks[-1] = END if ends else marks[-1]
     asked, lost = [], Counter[Any]()
@@ -100,7 +108,7 @@ def test_a_stream_and_a_table_as_it_was(
                 step := next((place for place in range(number, len(marks)) if marks[place] > time), None)
             ) is not None:
                 asked.append((step, time, (values, time, weight)))
-    expected = looked_up(asked, right, on, how)
+    expected = looked_up(asked, right, on, how, condition)
     columns = late_columns(joined)
     assert columns is not None
     observed = [joined, Late("late", Schema.from_arrow(columns), (joined,), None)]
@@ -120,6 +128,7 @@ def test_a_stream_and_a_table_as_it_was(
     st.sampled_from([None, "now", "event_time"]),
     lookups,
     ons,
+    conditions,
     streams,
     changes(left_rows),
     changes(right_rows),
@@ -129,13 +138,14 @@ def test_state_as_spark_keeps_it(
     as_of: str | None,
     how: str,
     on: Any,
+    condition: str | None,
     stream: list[list[Change]],
     left: list[list[Change]],
     right: list[list[Change]],
     moves: list[int],
 ) -> None:
     marks = [sum(moves[: number + 1]) - 2 for number in range(len(moves))]
-    *inputs, joined = nodes(on, "full" if how == "left" and not as_of else how, as_of)
+    *inputs, joined = nodes(on, "full" if how == "left" and not as_of else how, as_of, condition)
     with tempfile.TemporaryDirectory() as folder:
         bundles = list(zip(stream if as_of else left, right, strict=True))
         assert len(list(stepped(inputs, [joined], bundles, marks, Path(folder)))) == len(bundles)
@@ -145,17 +155,19 @@ def test_state_as_spark_keeps_it(
 
 
 @CHECKED
-@given(lookups, ons, st.lists(left_rows, max_size=6), st.lists(right_rows, max_size=6))
-def test_a_stream_and_static_rows(how: str, on: Any, rows: list[Any], side: list[Any]) -> None:
+@given(lookups, ons, conditions, st.lists(left_rows, max_size=6), st.lists(right_rows, max_size=6))
+def test_a_stream_and_static_rows(how: str, on: Any, condition: str | None, rows: list[Any], side: list[Any]) -> None:
     flow = Flow("f")
     stream = flow.read("left", LEFT)
-    joined = stream.join(flow.table(side, RIGHT), on=on, how=how).node
+    joined = stream.join(flow.table(side, RIGHT), on=on, how=how, condition=condition).node
     total: Counter[Any] = Counter()
     bundles = [[(row, number, 1) for row in part] for number, part in enumerate((rows[:2], rows[2:]))]
     for (sent,) in stepped([stream.node], [joined], [[bundle] for bundle in bundles]):
         total = added(total, sent.rows)
         assert {row.time for row in sent.rows} <= {0, 1}
-    (expected,) = looked_up([(0, END, (row, 0, 1)) for row in rows], [[(row, None, 1) for row in side]], on, how)
+    asked: list[Any] = [(0, END, (row, 0, 1)) for row in rows]
+    static: list[Change] = [(row, None, 1) for row in side]
+    (expected,) = looked_up(asked, [static], on, how, condition)
     assert total == expected
 
 

@@ -33,6 +33,13 @@ CHECKED = examples(500)
 WATERMARKS = ("watermark_before", "watermark")
 SECOND, HOUR = 1_000_000, 3_600_000_000
 ONS: tuple[Any, ...] = ("k", ("k", "n"), {"n": "v", "k": "k"})
+CONDITIONS = {
+    None: "true",
+    "v <= v_right": "l.v <= r.v",
+    "v = 1 or v_right = 2": "l.v = 1 or r.v = 2",
+    "n + v > v_right": "l.n + l.v > r.v",
+}
+"""What pairs must satisfy, and the same as SQL over both sides."""
 INTERVALS = ((0, 5), (-4, 3), (2, 6), (-6, -2), (0, 0), (-40, 40))
 DAY = 24 * HOUR
 WINDOWS: dict[Window, tuple[int, ...]] = {
@@ -53,24 +60,26 @@ class Plan:
     step: Stateful
     """It keeps nothing, so that all examples can have the same."""
     shared: tuple[str, ...]
+    condition: str
 
 
 @cache
-def plan(join: Any, how: Any, on: int, lateness: int, changing: tuple[bool, bool]) -> Plan:
+def plan(join: Any, how: Any, on: int, condition: str | None, lateness: int, changing: tuple[bool, bool]) -> Plan:
     flow = Flow("test")
     left = flow.read("left", "k string, n int, v long, at timestamp", "at", changes=changing[0])
     right = flow.read("right", "k string, n long, v long, at timestamp", "at", changes=changing[1])
     late = f"{lateness} seconds"
     if isinstance(join, Window):
-        joined = left.window(join, allowed_lateness=late).join(right, on=ONS[on], how=how)
+        joined = left.window(join, allowed_lateness=late).join(right, on=ONS[on], how=how, condition=condition)
     else:
         within = (timedelta(seconds=join[0]), timedelta(seconds=join[1]))
-        joined = left.join(right, on=ONS[on], how=how, within=within, allowed_lateness=late)
+        given: Any = {"within": within, "allowed_lateness": late, "condition": condition}
+        joined = left.join(right, on=ONS[on], how=how, **given)
     node: Any = joined.node
     step = stateful(node)
     assert step is not None
     shared = tuple(one for one, other in node.on if one == other)
-    return Plan((left.node, right.node), node, joined.late.node, step, shared)
+    return Plan((left.node, right.node), node, joined.late.node, step, shared, CONDITIONS[condition])
 
 
 # ---------------------------------------------------------------- what comes
@@ -113,6 +122,7 @@ scripts = st.lists(comings, min_size=2, max_size=4)
 changing = st.sampled_from([(False, False), (True, False), (False, True), (True, True)])
 hows = st.sampled_from(HOWS)
 ons = st.integers(0, len(ONS) - 1)
+conditions = st.sampled_from([None, None, *CONDITIONS])
 
 
 def bundles(made: Plan, script: Iterable[Coming], unit: int) -> list[dict[Node, Bundle]]:
@@ -146,7 +156,7 @@ def row_of(row: Drawn, origin: int, unit: int, earlier: list[Row]) -> Row:
 # ---------------------------------------------------------------- what SQL says of it
 
 con = duckdb.connect(config={"threads": 1})
-NUMBERS = ("id", "side", "same", "t", "w", "start", "stop")
+NUMBERS = ("id", "side", "same", "t", "w", "start", "stop", "n", "v")
 TYPES = pa.schema([("key", pa.string()), *((name, pa.int64()) for name in NUMBERS)])
 Answer = list[tuple[int | None, int | None, int, int | None, int]]
 """A row of the first input and one of the second, by number; time, window's start, and weight of what is sent."""
@@ -167,7 +177,7 @@ class Rows:
             len(self.known),
         )
         said = {"id": len(self.known), "side": side, "same": same, "key": None if None in key else str(key)}
-        self.table.append({**said, "t": row.time, "w": row.weight})
+        self.table.append({**said, "t": row.time, "w": row.weight, "n": row.values["n"], "v": row.values["v"]})
         self.known.append(row)
 
     def forget(self, gone: set[int]) -> None:
@@ -200,9 +210,8 @@ def ask(query: str, table: list[dict[str, Any]]) -> list[Any]:
 
 def joined(how: str, meet: str, counts: str, time: str, over: Sequence[str] = ("true", "true")) -> str:
     """The join of the weighted rows `chosen`, with equal rows as one."""
-    sums = (
-        "select same, key, t, start, stop, sum(w)::bigint w from chosen where side = {} group by all having sum(w) {}"
-    )
+    columns = "same, key, t, start, stop, n, v"
+    sums = f"select {columns}, sum(w)::bigint w from chosen where side = {{}} group by all having sum(w) {{}}"
     met = "(select one.*, coalesce(sum(two.w), 0) met from {} one left join {} two on {} group by all)"
     left = met.format("l", "r", meet.replace("l.", "one.").replace("r.", "two."))
     right = met.format("r", "l", meet.replace("l.", "two.").replace("r.", "one."))
@@ -225,7 +234,7 @@ def near_in_time(known: Rows, watermark: int) -> Answer:
     node = known.plan.joined
     low, high = (span // timedelta(microseconds=1) for span in (node.low, node.high))
     waits = [max(wait, 0) if given.is_changing else wait for wait, given in zip((-low, high), node.inputs, strict=True)]
-    meet = f"l.key = r.key and l.t - r.t between {low} and {high}"
+    meet = f"l.key = r.key and l.t - r.t between {low} and {high} and ({known.plan.condition})"
     over = [f"t + {wait} < {watermark}" for wait in waits]
     return ask(f"with chosen as (from rows), {joined(node.how, meet, '<> 0', 'greatest(l.t, r.t)', over)}", known.table)
 
@@ -251,7 +260,7 @@ def in_windows(known: Rows, new: int, over_before: int, over: int) -> tuple[list
     """Which rows are late for which windows, which are in one that is over, and what is to be sent in this step."""
     node = known.plan.joined
     chosen = f"chosen as (from placed where stop > {over_before} and stop <= {over})"
-    meet = "l.key = r.key and l.start = r.start and l.stop = r.stop"
+    meet = f"l.key = r.key and l.start = r.start and l.stop = r.stop and ({known.plan.condition})"
     sent = joined(node.how, meet, "> 0", "greatest(l.stop, r.stop) - 1")
     late = f"select id, null, stop, start, null from placed where id >= {new} and stop <= {over_before}"
     gone = f"select id, null, null, null, null from placed where stop <= {over}"
@@ -314,11 +323,17 @@ def late_row(made: Plan, row: Row, side: int, **said: Any) -> Row:
 
 
 @CHECKED
-@given(st.sampled_from(INTERVALS), hows, ons, st.sampled_from([0, 0, 5]), changing, scripts)
+@given(st.sampled_from(INTERVALS), hows, ons, conditions, st.sampled_from([0, 0, 5]), changing, scripts)
 def test_rows_near_in_time(
-    interval: tuple[int, int], how: str, on: int, lateness: int, changing: tuple[bool, bool], script: list[Coming]
+    interval: tuple[int, int],
+    how: str,
+    on: int,
+    condition: str | None,
+    lateness: int,
+    changing: tuple[bool, bool],
+    script: list[Coming],
 ) -> None:
-    made = plan(interval, how, on, lateness, changing)
+    made = plan(interval, how, on, condition, lateness, changing)
     known, sent = Rows(made), []
     for step, rows, late in agreed(made, bundles(made, script, SECOND)):
         before, after = (min(getattr(bundle, when) for bundle in step.values()) for when in WATERMARKS)
@@ -337,11 +352,17 @@ def test_rows_near_in_time(
 
 
 @CHECKED
-@given(st.sampled_from(list(WINDOWS)), hows, ons, st.sampled_from([0, 0, 5]), changing, scripts)
+@given(st.sampled_from(list(WINDOWS)), hows, ons, conditions, st.sampled_from([0, 0, 5]), changing, scripts)
 def test_rows_in_the_same_window(
-    window: Window, how: str, on: int, lateness: int, changing: tuple[bool, bool], script: list[Coming]
+    window: Window,
+    how: str,
+    on: int,
+    condition: str | None,
+    lateness: int,
+    changing: tuple[bool, bool],
+    script: list[Coming],
 ) -> None:
-    made = plan(window, how, on, lateness, changing)
+    made = plan(window, how, on, condition, lateness, changing)
     unit = 4 * HOUR if isinstance(window, Calendar) else SECOND
     known = Rows(made)
     for step, rows, late in agreed(made, bundles(made, script, unit)):

@@ -22,6 +22,7 @@ from .table_join_scripts import (
     Change,
     added,
     changes,
+    conditions,
     hows,
     join_by_duckdb,
     left_rows,
@@ -34,19 +35,33 @@ from .table_join_scripts import (
 
 
 @CHECKED
-@given(hows, ons, changes(left_rows), changes(right_rows), watermarks, st.lists(st.integers(0, 16), max_size=3))
+@given(
+    hows,
+    ons,
+    conditions,
+    changes(left_rows),
+    changes(right_rows),
+    watermarks,
+    st.lists(st.integers(0, 16), max_size=3),
+)
 def test_a_join_of_tables(
-    how: str, on: Any, left: list[list[Change]], right: list[list[Change]], moves: list[int], later: list[int]
+    how: str,
+    on: Any,
+    condition: str | None,
+    left: list[list[Change]],
+    right: list[list[Change]],
+    moves: list[int],
+    later: list[int],
 ) -> None:
     """Goal: after every bundle, what was sent is the join of the tables, now and as of any time since the watermark."""
-    *inputs, joined = nodes(on, how)
+    *inputs, joined = nodes(on, how, condition=condition)
     marks = [sum(moves[: number + 1]) - 2 for number in range(len(moves))]
     asked = [(number, after) for number in range(len(left)) for after in (*later, END)]
     points = [
         (place, number, min(END, after + (marks[number - 1] if number else -4)))
         for place, (number, after) in enumerate(asked)
     ]
-    expected = join_by_duckdb(left, right, on, how, points)
+    expected = join_by_duckdb(left, right, on, how, condition, points)
     sent: list[Row] = []
     for number, (step,) in enumerate(stepped(inputs, [joined], list(zip(left, right, strict=True)), marks)):
         sent += step.rows

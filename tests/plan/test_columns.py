@@ -119,6 +119,7 @@ REFUSED: list[tuple[Any, str, str]] = [
     ),
     (lambda: stream().parse("name", "x int", delimiter=","), "has no option 'delimiter'", "it has none"),
     (lambda: stream().parse("name", format="regex"), "takes one option, pattern", "pattern="),
+    (lambda: stream().parse("name", pattern="(?P<a>.)"), "'json' has no option 'pattern'", "format='regex'"),
     (lambda: stream().parse("name", format="regex", pattern="("), "not a regular expression", "re module"),
     (lambda: stream().parse("name", format="regex", pattern="x"), "has no named groups", "%{WORD:user}"),
     (lambda: stream().parse("name", format="regex", pattern="%{NUM:x}"), "no pattern 'NUM'", "NUMBER"),

@@ -308,7 +308,6 @@ ARRAYS: dict[str, Function] = {
     "array_position": Function(("array", "any"), position, note="from 1, or 0"),
     "array_remove": Function(("array", "any"), remove),
     "array_repeat": Function(("any", "whole"), repeat),
-    "array_sort": Function(("array",), sort, note="nulls at the end; without a comparator"),
     "sort_array": Function(("array", "boolean"), sort_array, 1, note="nulls are smallest"),
     "array_max": extreme("max"),
     "array_min": extreme("min"),

@@ -152,8 +152,9 @@ def expression(given: Any, schema: Schema, *, boolean: bool = False) -> Expressi
 
 def _reason(refusal: Refusal) -> str:
     """Why only Spark can evaluate an expression."""
-    named = re.match(r"the function (\w+) ", refusal.what)
-    return f"the function {named[1]} has no translation" if named else refusal.what
+    # A function that does not exist here may be one that the user has registered.
+    named = re.match(r"there is no function (\w+)|the function (\w+) (?:runs on|is not)", refusal.what)
+    return f"the function {named[1] or named[2]} has no translation" if named else refusal.what
 
 
 def _analyzer() -> Any:
@@ -197,10 +198,10 @@ def lowered_expression(text: Any, schema: Schema, *, boolean: bool = False, make
     from millstream.expressions.generators import exploded, exploded_argument
     from millstream.expressions.spark_sql import lower
 
-    tree = _parsed(text)
+    tree = parsed(text)
     clocked = _clocked(text, schema)
     if clocked is not None:
-        tree, schema = _parsed(clocked), _with_now(schema)
+        tree, schema = parsed(clocked), _with_now(schema)
     array = exploded_argument(tree) if makes_rows else None
     try:
         lowered, columns = lower(tree if array is None else array, schema)
@@ -246,7 +247,7 @@ def _check_type(kind: pa.DataType, text: str, boolean: bool) -> None:
         )
 
 
-def _parsed(text: str) -> sqlglot.Expr:
+def parsed(text: str) -> sqlglot.Expr:
     import sqlglot
 
     from millstream.expressions.spark_sql import SparkGrammar

@@ -8,9 +8,10 @@ from typing import Protocol
 import pyarrow as pa
 from sqlglot import Expr, exp
 
-from millstream.expressions.array_functions import any_null
+from millstream.expressions.array_functions import any_null, sort, where
 from millstream.expressions.function_entries import BOOLEAN, INT, let
-from millstream.expressions.lowered import Lowered, Refusal, text, type_name
+from millstream.expressions.java_sort import CONTRADICTION, NULL_COMPARISON
+from millstream.expressions.lowered import Lowered, Refusal, failing, text, type_name
 from millstream.expressions.map_functions import key_type
 from millstream.expressions.spark_types import duckdb_name
 
@@ -211,6 +212,42 @@ def _zip_with(visitor: Visitor, nodes: Sequence[Expr]) -> Lowered:
     return Lowered(made, pa.list_(body.type), any(part.fails for part in (*arrays, body)))
 
 
+def _array_sort(visitor: Visitor, nodes: Sequence[Expr]) -> Lowered:
+    """Every item is compared with every other one, and Python sorts them by these signs as Java does.
+
+    A comparison that fails is an error only if Java makes it.
+    """
+    array = _array(visitor, nodes[0], "array_sort")
+    if len(nodes) == 1:
+        return sort([array])
+    _takes(nodes[1], 2)
+    one, other, place = visitor.fresh(), visitor.fresh(), visitor.fresh()
+    item = array.type.value_type
+    body = _body(visitor, nodes[1], Lowered(one, item), Lowered(other, item))
+    if body.type != INT:
+        raise Refusal(
+            f"the function of array_sort must return an int, but returns {type_name(body.type)}",
+            "return -1, 0 or 1: case when l < r then -1 when l > r then 1 else 0 end",
+        )
+    if VOLATILE in body.sql:
+        raise Refusal("the function of array_sort may fail, and would be called for more items than on Spark")
+    sign = f"TRY({body.sql})" if body.fails else body.sql
+
+    def body_of(a: str) -> str:
+        signs = f"list_transform({a}, lambda {one}: list_transform({a}, lambda {other}: {sign}))"
+        same = f"list_transform({a}, lambda {one}: {where(a, one)})"
+        places = Lowered(f"spark_sorted_places({signs}, {same})", pa.list_(INT))
+        return let([places], lambda p: _in_order_of(a, p, place))
+
+    return Lowered(let([array], body_of), array.type, fails=True)
+
+
+def _in_order_of(array: str, places: str, place: str) -> str:
+    made = f"list_transform({places}, lambda {place}: {array}[{place}])"
+    made = failing(f"{places}[1] = {NULL_COMPARISON}", "a comparison of array_sort is null, or failed", made)
+    return failing(f"{places}[1] = {CONTRADICTION}", "the comparisons of array_sort contradict one another", made)
+
+
 # ---------------------------------------------------------------- maps
 
 
@@ -293,6 +330,8 @@ def _mapped(given: Lowered, kind: pa.DataType, keys: str, values: str, body: Low
 
 FRACTIONS = (pa.float32(), pa.float64())
 """Keys of which several are equal to one another in Spark: NaN, and zero of both signs."""
+VOLATILE = "error("
+"""DuckDB does not allow it in TRY."""
 Lower = Callable[[Visitor, Sequence[Expr]], Lowered]
 FUNCTIONS: dict[str, tuple[Lower, int, int]] = {
     "transform": (_transform, 2, 2),
@@ -302,6 +341,7 @@ FUNCTIONS: dict[str, tuple[Lower, int, int]] = {
     "aggregate": (_aggregate, 3, 4),
     "reduce": (_aggregate, 3, 4),
     "zip_with": (_zip_with, 3, 3),
+    "array_sort": (_array_sort, 1, 2),
     "map_filter": (_map_filter, 2, 2),
     "map_zip_with": (_map_zip_with, 3, 3),
     "transform_keys": (_transform_keys, 2, 2),

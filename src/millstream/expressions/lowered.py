@@ -83,6 +83,8 @@ def failing(condition: str, message: str, otherwise: str) -> str:
 
 def divided(one: Lowered, other: Lowered, made: str) -> str:
     """An error for a division by zero; null divided by zero is null."""
+    if other.is_literal and other.literal:
+        return made
     return failing(f"{other.sql} = 0 AND {one.sql} IS NOT NULL", "division by zero", made)
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 import pyarrow as pa
 
 from millstream.expressions.array_functions import any_null, where
-from millstream.expressions.function_entries import BOOLEAN, Function, let
+from millstream.expressions.function_entries import BOOLEAN, STRING, Function, let, literal_of
 from millstream.expressions.lowered import NULL_KEY, Lowered, Refusal, failing, text, together, type_name
 from millstream.expressions.spark_types import duckdb_name, family
 
@@ -89,6 +90,30 @@ def concatenated(parts: Sequence[Lowered]) -> Lowered:
     return Lowered(f"CAST({let(parts, body)} AS {duckdb_name(kind)})", kind, fails=True)
 
 
+ONE_LETTER = re.compile(r"[\w/,;:=&@ ~#%<>'\"!-]|\\[^\w\s]|\[[\w/,;:=&@ ~#%<>'\"!|.]+\]")
+"""A pattern that matches one letter: a plain one, one with a backslash, or one of several."""
+
+
+def from_text(parts: Sequence[Lowered]) -> Lowered:
+    """str_to_map: a key ends at the first separator; without one its value is null."""
+    between, within = (
+        literal_of(parts[at], "str_to_map", "separator") if len(parts) > at else default
+        for at, default in ((1, ","), (2, ":"))
+    )
+    for pattern in (between, within):
+        if not ONE_LETTER.fullmatch(pattern):
+            raise Refusal(f"'{pattern}' does not separate by one letter")
+    pair, key = '"pair"', f'string_split_regex("pair", {text(within)})[1]'
+
+    def body(given: str) -> str:
+        pairs = f"string_split_regex({given}, {text(between)})"
+        value = f"(CASE WHEN length({key}) < length({pair}) THEN substr({pair}, length({key}) + 2) END)"
+        keys, values = (f"list_transform({pairs}, lambda {pair}: {made})" for made in (key, value))
+        return f"(CASE WHEN {any_null(given)} THEN NULL ELSE map({keys}, {values}) END)"
+
+    return Lowered(let(parts[:1], body), pa.map_(STRING, STRING), fails=True)
+
+
 def parts_of(name: str) -> Function:
     def lower(parts: Sequence[Lowered]) -> Lowered:
         kind = parts[0].type.key_type if name == "map_keys" else parts[0].type.item_type
@@ -105,5 +130,11 @@ MAPS: dict[str, Function] = {
     "map_values": parts_of("map_values"),
     "map_entries": Function(("map",), entries),
     "map_contains_key": Function(("map", "any"), contains_key),
+    "str_to_map": Function(
+        ("string", "string", "string"),
+        from_text,
+        optional=2,
+        note="separators of one letter; a key that comes twice is an error",
+    ),
     "map_concat": Function(("map",), concatenated, repeats=True, note="an error if a key comes twice"),
 }

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from millstream.expressions import json_text
+from millstream.expressions.java_sort import sorted_places
 
 if TYPE_CHECKING:
     import duckdb
@@ -75,6 +76,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...], str, pa.DataType
     "spark_from_json": (json_text.from_json, ("VARCHAR", "VARCHAR"), "VARCHAR", pa.string()),
     "spark_json_array_length": (json_text.json_array_length, ("VARCHAR",), "INTEGER", pa.int32()),
     "spark_json_object_keys": (json_text.json_object_keys, ("VARCHAR",), "VARCHAR[]", pa.list_(pa.string())),
+    "spark_sorted_places": (sorted_places, ("INTEGER[][]", "INTEGER[]"), "INTEGER[]", pa.list_(pa.int32())),
     "spark_sha512": (_sha(512), ("BLOB",), "VARCHAR", pa.string()),
 }
 

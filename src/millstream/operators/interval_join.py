@@ -62,7 +62,7 @@ class IntervalJoinStep(PlainStep):
         waits = (-self.low, self.high)
         self.sides = [
             Side(
-                values=[] if side == RIGHT and self.joining.is_half else self.joining.values[side],
+                values=(self.joining.compared if side == RIGHT and self.joining.is_half else self.joining.values)[side],
                 changing=changing[side],
                 counts=self.joining.is_kept_alone[side] or (side == LEFT and self.joining.is_half),
                 can_lose=changing[1 - side],
@@ -186,7 +186,7 @@ class IntervalJoinStep(PlainStep):
     def _near(
         self, left: pl.DataFrame, right: pl.DataFrame, hashes: list[Hashes], here: Places, there: Places
     ) -> tuple[Places, Places]:
-        """Of candidate rows, those with equal keys and near times.
+        """Of candidate rows, those with equal keys and near times that satisfy the condition.
 
         Time is divided into buckets twice as long as the interval, so that for a key with many rows only near ones are
         compared: a row probes the one or two buckets that its interval touches.
@@ -215,7 +215,8 @@ class IntervalJoinStep(PlainStep):
         equal = np.ones(len(here), np.bool_)
         for key in self.keys:
             equal &= (left[key].gather(here) == right[key].gather(there)).fill_null(False).to_numpy()
-        return (here, there) if equal.all() else (here[equal], there[equal])
+        here, there = (here, there) if equal.all() else (here[equal], there[equal])
+        return self.joining.meeting(left, right, here, there)
 
     def _hashes(self, rows: pl.DataFrame) -> Hashes:
         key = pl.col(self.keys[0]) if len(self.keys) == 1 else pl.struct(self.keys)

@@ -14,6 +14,7 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.join_conditions import holds
 from millstream.operators.side_join import wide
 from millstream.operators.window_assignment import instant
 from millstream.plan.nodes import SPAN
@@ -34,6 +35,8 @@ class Joining:
         self.columns = (node.left, node.right)
         self.values = tuple([f"{side}.{name}" for name, _ in self.columns[n]] for n, side in enumerate(SIDES))
         """For each side, the value columns of an input row."""
+        self.compared = tuple([f"{side}.{name}" for name, _ in node.compared[n]] for n, side in enumerate(SIDES))
+        """For each side, those that the condition uses."""
         self.is_kept_alone = (node.how in ("left", "full"), node.how in ("right", "full"))
         """For each side, whether a row without a match is emitted with nulls."""
         self.is_half = node.how in ("semi", "anti")
@@ -67,6 +70,20 @@ class Joining:
 
     def has_null_key(self) -> pl.Expr:
         return pl.any_horizontal(pl.col(key).is_null() for key in self.keys)
+
+    def meeting(self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places) -> tuple[Places, Places]:
+        """Of pairs of rows with equal keys, given by position, those that satisfy the condition."""
+        if self.node.condition is None or not len(here):
+            return here, there
+        columns = [
+            rows[value].gather(at).alias(name)
+            for rows, at, values, names in zip(
+                (left, right), (here, there), self.compared, self.node.compared, strict=True
+            )
+            for value, (name, _) in zip(values, names, strict=True)
+        ]
+        met = holds(pl.DataFrame(columns), self.node.condition).to_numpy()
+        return here[met], there[met]
 
     # ------------------------------------------------------------ output
 

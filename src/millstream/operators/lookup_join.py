@@ -33,7 +33,7 @@ from millstream.state.tables import Marks
 TABLE, WAITING = "table", "waiting"
 ASKED_AT, FOLDED_AT = "asked_at", "folded_at"
 """For a key: when its first buffered row is emitted, and when its changes are next merged."""
-POINT, KEY, UNTIL, COPIES = "__point", "__key", "__until", "__copies"
+POINT, KEY, UNTIL, COPIES, PLACE = "__point", "__key", "__until", "__copies", "__place"
 Numbers = npt.NDArray[np.int64]
 
 
@@ -80,6 +80,10 @@ class LookupJoinStep(JoinedSides):
         """The output for rows, given the matches of each."""
         how = self.node.how
         parts = []
+        if self.node.condition is not None:  # then a row has its own matches, not those of its key
+            rows = rows.with_row_index(PLACE)
+            pairs = self.meeting(rows.join(found, on=on, how="inner", maintain_order="left"))
+            found, on = pairs.select(PLACE, *self.rest[1], COPIES), [PLACE]
         if how in ("inner", "left"):
             copies = pl.col(WEIGHT) * pl.col(COPIES)
             pairs = rows.join(found, on=on, how="inner", maintain_order="left")

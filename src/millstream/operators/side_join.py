@@ -8,7 +8,10 @@ from weakref import WeakKeyDictionary
 import polars as pl
 import pyarrow as pa
 
+from millstream.operators.join_conditions import holds
 from millstream.plan.table_nodes import SideJoin
+
+PLACE = "__place"
 
 _prepared: WeakKeyDictionary[SideJoin, tuple[pl.DataFrame, Any]] = WeakKeyDictionary()
 """For each join, its side prepared for lookups and the types of its columns; cached per process."""
@@ -26,7 +29,14 @@ def side_join(frame: pl.DataFrame, node: SideJoin) -> pl.DataFrame:
     own = [wide(frame[one]).alias(key) for key, (one, _) in zip(keys, node.on, strict=True)]
     rows = pl.DataFrame([*left, *own, *(frame[name] for name in hidden)])
     how: Any = node.how
-    joined = rows.join(side, on=keys, how=how, maintain_order="left")
+    if node.condition is None:
+        joined = rows.join(side, on=keys, how=how, maintain_order="left")
+    else:
+        rows = rows.with_row_index(PLACE)
+        pairs = rows.join(side, on=keys, how="inner", maintain_order="left")
+        pairs = pairs.filter(holds(pairs, node.condition))
+        found = pairs.select(PLACE, *(name for name in side.columns if name not in keys))
+        joined = rows.join(found, on=PLACE, how=how, maintain_order="left")
     given = [name for name in node.schema.names if name in joined.columns]
     return joined.select(*given, *hidden).cast({name: types[name] for name in given})
 
@@ -41,7 +51,8 @@ def _searched(node: SideJoin) -> pl.DataFrame:
     rows = _frame(node.rows)
     own = [wide(rows[other]).alias(key) for key, (_, other) in zip(_keys(node), node.on, strict=True)]
     if node.how in ("semi", "anti"):
-        return pl.DataFrame(own).drop_nulls().unique()
+        compared = [rows[column].alias(name) for name, column in node.compared[1]]
+        return pl.DataFrame([*own, *compared]).drop_nulls(_keys(node)).unique()
     given = [rows[column].alias(name) for name, column in node.right]
     return pl.DataFrame([*own, *given]).drop_nulls(_keys(node))
 

@@ -3,7 +3,7 @@
 A change on one side is joined with the changes of the other side, old and new; weights are multiplied, and the result
 is valid from the later of the two times. A second, small table tells which rows have a partner: for each key, when it
 gets its first row and when it loses its last one. Joining with it gives the rows that have a partner; the others are
-the difference.
+the difference. With a condition, rows of the same key have different partners: then that table is about single rows.
 
 Each side is stored as changes with the time from which they are valid. Nobody can ask for a time before the watermark
 any more: changes up to it have always been valid, and rows retracted up to it are gone.
@@ -14,16 +14,19 @@ from __future__ import annotations
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
+from millstream.operators.join_conditions import holds
 from millstream.operators.joining import SIDES, netted, singly
-from millstream.operators.keyed_rows import summed
+from millstream.operators.keyed_rows import NUMBER, numbered, summed
 from millstream.operators.side_join import wide
 from millstream.operators.stateful import INPUTS, SENT, PlainStep, of_keys
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.table_nodes import Join, TableJoin
+from millstream.records import Schema
 from millstream.state.tables import Marks
 
 FOLDED_AT = "folded_at"
@@ -46,7 +49,10 @@ class JoinedSides(PlainStep):
             for table, columns, on in zip(SIDES, (node.left, node.right), zip(*node.on, strict=True), strict=True)
         ]
         if self.only_left:
-            self.rest[1] = []
+            used = {f"{SIDES[1]}.{name}" for name, _ in node.compared[1]}
+            self.rest[1] = [name for name in self.rest[1] if name in used]
+        none = pa.schema([]) if node.condition is None else node.condition.columns
+        self._compared: Any = dict(elementwise.types_of(Schema(none)))
         self._types: Any = dict(elementwise.types_of(node.schema))
         self.nothing: Frames = {
             name: self.fed(elementwise.frame_of([], given), 0, side)
@@ -79,16 +85,28 @@ class JoinedSides(PlainStep):
         columns = [*self.keys, *self.rest[side]]
         return rows.select(*columns, EVER.alias(TIME), pl.col(WEIGHT).cast(pl.Int64))
 
+    def meeting(self, pairs: pl.DataFrame) -> pl.DataFrame:
+        """Of pairs of rows with equal keys, those that satisfy the condition."""
+        if self.node.condition is None or pairs.is_empty():
+            return pairs
+        columns = [*self.columns(0, self._compared), *self.columns(1, self._compared)]
+        return pairs.filter(holds(pairs.select(columns), self.node.condition))
+
     def given(self, side: int, *, other: bool = True) -> list[pl.Expr]:
         """The columns of the result, with or without a row of the other side."""
         left = self.columns(0, self._types, there=side == 0 or other)
         return left if self.only_left else left + self.columns(1, self._types, there=side == 1 or other)
 
     def columns(self, side: int, types: dict[str, Any], *, there: bool = True) -> list[pl.Expr]:
-        """The columns of a side under their output names; without a row, null except for shared key columns."""
+        """Those columns of a side that have a type, under their output names.
+
+        Without a row they are null, except for shared key columns.
+        """
         made = []
         keys = {pair[side]: (key, pair) for key, pair in zip(self.keys, self.node.on, strict=True)}
         for name, column in (self.node.left, self.node.right)[side]:
+            if name not in types:
+                continue
             source, pair = keys.get(column, (f"{SIDES[side]}.{name}", None))
             known = there or (pair is not None and pair[0] == pair[1])
             made.append((pl.col(source) if known else pl.lit(None)).cast(types[name]).alias(name))
@@ -121,18 +139,14 @@ class TableJoinStep(JoinedSides):
             lonely.append(self.changes(rows.filter(~known), side))
         # Not past the previous watermark: rows after this step may ask for any time since.
         old = [_folded(held[name], clock.watermark_before).drop(FOLDED_AT) for name in SIDES]
-        partners = [self._partners(old[side], came[side]) if self._counted[side] else None for side in (0, 1)]
         sent = []
         if not self.only_left:
-            pairs = _joined(self.keys, old[0], came[0], old[1], came[1])
+            pairs = self.meeting(_joined(self.keys, old[0], came[0], old[1], came[1]))
             sent.append(pairs.select(*self.given(0), TIME, WEIGHT))
-        for side, other in enumerate(reversed(partners)):
-            if other is not None:
-                before, turns = other
-                if self.node.how == "semi":
-                    found = _joined(self.keys, old[side], came[side], before, turns)
-                else:
-                    found = pl.concat([lonely[side], self._alone(old[side], came[side], before, turns)])
+        for side in (0, 1):
+            if self._counted[1 - side]:
+                found = self._by_partners(side, old, came)
+                found = found if self.node.how == "semi" else pl.concat([lonely[side], found])
                 sent.append(found.select(*self.given(side, other=False), TIME, WEIGHT))
         changes = {
             name: self._kept(side, pl.concat([old[side], came[side]]), clock)
@@ -144,32 +158,30 @@ class TableJoinStep(JoinedSides):
     def marks(self, clock: Clock) -> dict[str, Marks]:
         return dict.fromkeys(SIDES, Marks(pl.col(FOLDED_AT), pl.lit(None, pl.Int64)))
 
-    def _partners(self, old: pl.DataFrame, came: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The table of keys that have rows: as it was, and how it changes."""
-        keys = self.keys
-        counts = summed(old, [*keys, TIME], WEIGHT)
-        before = _turns(keys, counts)
-        if came.is_empty():
-            return before, before.clear()
-        touched = counts.join(came, on=keys, how="semi")
-        after = _turns(keys, summed(pl.concat([touched, came.select(counts.columns)]), [*keys, TIME], WEIGHT))
-        gone = before.join(came, on=keys, how="semi").with_columns(-pl.col(WEIGHT))
-        return before, summed(pl.concat([after, gone]), [*keys, TIME], WEIGHT)
+    def _by_partners(self, side: int, old: list[pl.DataFrame], came: list[pl.DataFrame]) -> pl.DataFrame:
+        """Changes of the rows of a side that have a partner, in a semi join, or that have none."""
+        columns, keys, own = came[side].columns, self.keys, [old[side], came[side]]
+        others = [old[1 - side], came[1 - side]]
+        if self.node.condition is not None:
+            keys, own = [NUMBER], numbered([*self.keys, *self.rest[side]], *own)
+            others = self._partners_of_rows(side, own, others)
+        before, turns = _partners(keys, others[0], others[1])
+        joined = _joined if self.node.how == "semi" else _alone
+        return joined(keys, own[0], own[1], before, turns).select(columns)
 
-    def _alone(self, old: pl.DataFrame, came: pl.DataFrame, before: pl.DataFrame, turns: pl.DataFrame) -> pl.DataFrame:
-        """Changes of the rows without a partner: all changes, minus those with one."""
-        columns, keys = came.columns, self.keys
-        numbered = came.with_row_index(PLACE).with_columns(pl.col(TIME).alias(OWN_TIME))
-        found = _pairs(keys, numbered, pl.concat([before, turns]))
-        # Most have had a partner from their own time on: they are not emitted and retracted again.
-        at_once = found[TIME] == found[OWN_TIME]
-        less = found.filter(at_once).group_by(PLACE).agg(pl.col(WEIGHT).sum().alias(PARTNER_WEIGHT))
-        rest = numbered.join(less, on=PLACE, how="left", maintain_order="left")
-        rest = rest.with_columns(pl.col(WEIGHT) - pl.col(PARTNER_WEIGHT).fill_null(0)).filter(pl.col(WEIGHT) != 0)
-        later = [found.filter(~at_once).select(columns)]
-        if len(turns) and len(old):
-            later.append(_pairs(keys, old, turns))
-        return pl.concat([rest.select(columns), *(rows.with_columns(-pl.col(WEIGHT)) for rows in later)])
+    def _partners_of_rows(self, side: int, own: list[pl.DataFrame], others: list[pl.DataFrame]) -> list[pl.DataFrame]:
+        """The partners of single rows, old and new, by the number of the row.
+
+        Only of rows that come, and of those that get or lose a partner: a key may have many more.
+        """
+        old, came = others
+        rows = pl.concat(own).select(NUMBER, *self.keys, *self.rest[side]).unique(NUMBER)
+        new = self._matches(rows, came)
+        concerned = pl.concat([own[1].select(NUMBER), new.select(NUMBER)])
+        return [self._matches(rows.join(concerned, on=NUMBER, how="semi"), old), new]
+
+    def _matches(self, rows: pl.DataFrame, others: pl.DataFrame) -> pl.DataFrame:
+        return self.meeting(rows.join(others, on=self.keys, how="inner")).select(NUMBER, TIME, WEIGHT)
 
     def _kept(self, side: int, rows: pl.DataFrame, clock: Clock) -> pl.DataFrame:
         """The stored changes of a side: those of a row up to the watermark merged."""
@@ -193,6 +205,36 @@ class TableJoinStep(JoinedSides):
         back = rows[WEIGHT] < 0
         rows = pl.concat([rows.filter(back), rows.filter(~back)])
         return rows.with_columns(time, pl.col(WEIGHT).cast(pl.Int32))
+
+
+def _partners(keys: list[str], old: pl.DataFrame, came: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """The table of keys that have rows: as it was, and how it changes."""
+    counts = summed(old, [*keys, TIME], WEIGHT)
+    before = _turns(keys, counts)
+    if came.is_empty():
+        return before, before.clear()
+    touched = counts.join(came, on=keys, how="semi")
+    after = _turns(keys, summed(pl.concat([touched, came.select(counts.columns)]), [*keys, TIME], WEIGHT))
+    gone = before.join(came, on=keys, how="semi").with_columns(-pl.col(WEIGHT))
+    return before, summed(pl.concat([after, gone]), [*keys, TIME], WEIGHT)
+
+
+def _alone(
+    keys: list[str], old: pl.DataFrame, came: pl.DataFrame, before: pl.DataFrame, turns: pl.DataFrame
+) -> pl.DataFrame:
+    """Changes of the rows without a partner: all changes, minus those with one."""
+    columns = came.columns
+    placed = came.with_row_index(PLACE).with_columns(pl.col(TIME).alias(OWN_TIME))
+    found = _pairs(keys, placed, pl.concat([before, turns]))
+    # Most have had a partner from their own time on: they are not emitted and retracted again.
+    at_once = found[TIME] == found[OWN_TIME]
+    less = found.filter(at_once).group_by(PLACE).agg(pl.col(WEIGHT).sum().alias(PARTNER_WEIGHT))
+    rest = placed.join(less, on=PLACE, how="left", maintain_order="left")
+    rest = rest.with_columns(pl.col(WEIGHT) - pl.col(PARTNER_WEIGHT).fill_null(0)).filter(pl.col(WEIGHT) != 0)
+    later = [found.filter(~at_once).select(columns)]
+    if len(turns) and len(old):
+        later.append(_pairs(keys, old, turns))
+    return pl.concat([rest.select(columns), *(rows.with_columns(-pl.col(WEIGHT)) for rows in later)])
 
 
 def alike(rows: pl.DataFrame, columns: list[str]) -> pl.Series:

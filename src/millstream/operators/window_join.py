@@ -38,7 +38,8 @@ class WindowJoinStep(PlainStep):
         self.changing = [given.is_changing for given in node.inputs]
         values = self.joining.values
         # A row that can be retracted must be identifiable.
-        self.values = (values[LEFT], values[RIGHT] if self.changing[RIGHT] or not self.joining.is_half else [])
+        whole = self.changing[RIGHT] or not self.joining.is_half
+        self.values = (values[LEFT], values[RIGHT] if whole else self.joining.compared[RIGHT])
         self.keeps_null_keys = (
             self.joining.is_kept_alone[LEFT] or node.how == "anti",
             self.joining.is_kept_alone[RIGHT],
@@ -158,13 +159,17 @@ class WindowJoinStep(PlainStep):
         if any(self.changing):  # a row that was retracted before it arrived never existed
             left, right = (rows.filter(pl.col(WEIGHT) > 0) for rows in (left, right))
         same = [*self.keys, START]  # in one key, windows with the same start are the same
-        if self.joining.is_half:
+        if self.joining.is_half and self.node.condition is None:
             how: Literal["semi", "anti"] = "semi" if self.node.how == "semi" else "anti"
             return self._sent([self._with_window(left.join(right, on=same, how=how), self.joining.halves())])
         places = left.select(*same, pl.int_range(pl.len()).alias("here")).join(
             right.select(*same, pl.int_range(pl.len()).alias("there")), on=same, how="inner"
         )
-        here, there = places["here"].to_numpy(), places["there"].to_numpy()
+        here, there = self.joining.meeting(left, right, places["here"].to_numpy(), places["there"].to_numpy())
+        if self.joining.is_half:
+            is_met = np.isin(np.arange(len(left)), here)
+            rows = left.filter(is_met if self.node.how == "semi" else ~is_met)
+            return self._sent([self._with_window(rows, self.joining.halves())])
         made = [self._pairs(left, right, here, there)]
         for side, (rows, met) in enumerate(((left, here), (right, there))):
             if self.joining.is_kept_alone[side]:

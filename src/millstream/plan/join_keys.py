@@ -28,7 +28,7 @@ On = str | Sequence[str | tuple[str, str]] | Mapping[str, str]
 """A column or an expression of both sides, several of them, or pairs of an own and another one."""
 NO_CONDITION = (
     "on= is not a condition, but what is equal on both sides: on={'lower(user)': 'lower(name)'}; "
-    "a where(…) behind the join takes other conditions"
+    "condition= takes other conditions"
 )
 Other = TypeVar("Other", bound="Stream | Side")
 
@@ -48,6 +48,14 @@ def joined_on(stream: Stream, other: Other, on: On) -> tuple[Stream, Other, Colu
     for (one, same), shown in zip(pairs, given, strict=True):
         _check_comparable(stream.schema.field(one).type, other.schema.field(same).type, shown)
     return stream, other, pairs
+
+
+def with_parts(given: Other, made: Mapping[str, str]) -> Other:
+    """A side with hidden columns for parts of the condition."""
+    parts = {name: expression(text, given.schema) for name, text in made.items()}
+    with_made: Any = _with_columns if isinstance(given, Stream) else _with_rows
+    found: Other = with_made(given, parts)
+    return found
 
 
 def _pairs(on: On) -> list[tuple[Any, Any]]:

@@ -14,7 +14,8 @@ from millstream.errors import InvalidPlan
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow
 from millstream.plan.hidden_columns import without_hidden
-from millstream.plan.join_keys import On, joined_on
+from millstream.plan.join_conditions import checked_condition, kept_where
+from millstream.plan.join_keys import On, joined_on, with_parts
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.late import WINDOW
 from millstream.plan.nodes import Node
@@ -25,6 +26,7 @@ from millstream.plan.table_nodes import (
     Columns,
     How,
     IntervalJoin,
+    JoinCondition,
     LookupJoin,
     SideJoin,
     TableJoin,
@@ -85,6 +87,9 @@ class _Shape:
     how: How
     left: Columns
     right: Columns
+    condition: JoinCondition | None
+    behind: str | None
+    """A condition that is evaluated behind the join."""
 
 
 def join(
@@ -96,12 +101,13 @@ def join(
     as_of: AsOfWhen | None,
     lateness: str | timedelta,
     suffix: str,
+    condition: str | None,
     name: str | None,
 ) -> Stream:
     stream, other = _rows_of(stream), _rows_of(other)
-    stream, other, shape = _shape(stream, other, on, how, suffix)
+    stream, other, shape = _shape(stream, other, on, how, suffix, condition)
     made = _join(stream, other, shape, within, as_of, lateness, name)
-    return without_hidden(made, "join")
+    return kept_where(without_hidden(made, "join"), shape.behind)
 
 
 def _join(
@@ -147,12 +153,13 @@ def join_in_windows(
     on: On,
     how: How,
     suffix: str,
+    condition: str | None,
     name: str | None,
 ) -> Joined:
     if isinstance(other, Side):
         raise refusal("a lookup table has no windows", "remove window(…): stream.join(flow.table(…), on=…)")
     stream, other = _rows_of(stream), _rows_of(other)
-    stream, other, shape = _shape(stream, other, on, how, suffix)
+    stream, other, shape = _shape(stream, other, on, how, suffix, condition)
     for side in (stream, other):
         check_stream(side, "a join in windows", "or use stream.join(table, as_of=…)")
         if "window" in map(str.lower, side.schema.names):
@@ -168,7 +175,8 @@ def join_in_windows(
     with AtUsersLine():
         columns = Schema.from_arrow(pa.schema([*shape.columns.arrow, WINDOW]))
     node = WindowJoin("", columns, _nodes(stream, other), users_line(), *_parts(shape), window, lateness)
-    return without_hidden(Joined(stream.flow, stream.flow.named(node, "join", name)), "join")
+    made = without_hidden(Joined(stream.flow, stream.flow.named(node, "join", name)), "join")
+    return kept_where(made, shape.behind)
 
 
 def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None, name: str | None) -> Joined:
@@ -195,7 +203,9 @@ def _rows_of(given: Given) -> Given:
     return cast(Given, unweighted(given)) if isinstance(given, Stream) else given
 
 
-def _shape(stream: Stream, other: Other, on: On, how: How, suffix: str) -> tuple[Stream, Other, _Shape]:
+def _shape(
+    stream: Stream, other: Other, on: On, how: How, suffix: str, condition: str | None
+) -> tuple[Stream, Other, _Shape]:
     """Both sides, with what they are joined on as columns, and the shape of the join."""
     if not isinstance(other, Stream | Side):
         shown = type(other).__name__ if isinstance(other, Keyed | Windowed) else repr(other)
@@ -212,6 +222,24 @@ def _shape(stream: Stream, other: Other, on: On, how: How, suffix: str) -> tuple
     if not isinstance(suffix, str) or not suffix:
         raise refusal(f"suffix is a string to append to names, not {suffix!r}", "for example suffix='_right'")
     stream, other, pairs = joined_on(stream, other, on)
+    left, right = _named(stream, other, pairs, suffix)
+    checked = checked_condition(condition, (left, right), _fields(stream, other, pairs, left, right), how)
+    if any(checked.parts):
+        stream, other = with_parts(stream, checked.parts[0]), with_parts(other, checked.parts[1])
+        left, right = _named(stream, other, pairs, suffix)
+    fields = _fields(stream, other, pairs, left, right)
+    fields, others = fields[: len(left)], fields[len(left) :]
+    if how in ("right", "full"):
+        fields = [field.with_nullable(True) for field in fields]
+    if how not in ("semi", "anti"):
+        fields += [field.with_nullable(True) for field in others] if how in ("left", "full") else others
+    with AtUsersLine():
+        columns = Schema.from_arrow(pa.schema(fields))
+    return stream, other, _Shape(columns, pairs, how, left, right, checked.inside, checked.behind)
+
+
+def _named(stream: Stream, other: Stream | Side, pairs: Columns, suffix: str) -> tuple[Columns, Columns]:
+    """The columns of both sides under their names in the output."""
     shared = {one for one, same in pairs if one == same}
     taken = {column.lower() for column in stream.schema.names}  # column names are case-insensitive, as in SQL
     left: Columns = tuple((column, column) for column in stream.schema.names)
@@ -226,15 +254,14 @@ def _shape(stream: Stream, other: Other, on: On, how: How, suffix: str) -> tuple
             )
         taken.add(given.lower())
         right.append((given, column))
+    return left, tuple(right)
+
+
+def _fields(stream: Stream, other: Stream | Side, pairs: Columns, left: Columns, right: Columns) -> list[pa.Field]:
+    """The columns of a pair."""
+    shared = {one for one, same in pairs if one == same}
     fields = [_wide(stream.schema, other.schema, column, column in shared) for _, column in left]
-    if how in ("right", "full"):
-        fields = [field.with_nullable(True) for field in fields]
-    if how not in ("semi", "anti"):
-        others = [other.schema.field(column).with_name(given) for given, column in right]
-        fields += [field.with_nullable(True) for field in others] if how in ("left", "full") else others
-    with AtUsersLine():
-        columns = Schema.from_arrow(pa.schema(fields))
-    return stream, other, _Shape(columns, pairs, how, left, tuple(right))
+    return fields + [other.schema.field(column).with_name(given) for given, column in right]
 
 
 def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:
@@ -243,8 +270,8 @@ def _wide(own: Schema, others: Schema, column: str, shared: bool) -> pa.Field:
     return field.with_type(pa.int64()) if shared and others.field(column).type != field.type else field
 
 
-def _parts(shape: _Shape) -> tuple[Columns, How, Columns, Columns]:
-    return shape.on, shape.how, shape.left, shape.right
+def _parts(shape: _Shape) -> tuple[Columns, How, Columns, Columns, JoinCondition | None]:
+    return shape.on, shape.how, shape.left, shape.right, shape.condition
 
 
 def _nodes(stream: Stream, other: Stream) -> tuple[Node, Node]:

@@ -306,18 +306,21 @@ class Windowed(Hinted):
         how: How = "inner",
         *,
         suffix: str = "_right",
+        condition: str | None = None,
         name: str | None = None,
     ) -> Joined:
         """Joins the rows of two streams that are in the same window and equal in some columns.
 
-        The result is emitted once, when the window closes. `on` is as in `Stream.join`; default: the keys.
+        The result is emitted once, when the window closes. `on` and `condition` are as in `Stream.join`; default of
+        `on`: the keys.
         """
         from millstream.plan.joining import join_in_windows
 
         if self._has_trigger_or_mode:
             raise refusal("a join in windows has no trigger or mode", "remove trigger(…), discarding() and the like")
         chosen = on if on is not None else self._keyed.keys
-        return join_in_windows(self._keyed.stream, other, self._window, self._lateness, chosen, how, suffix, name)
+        stream, window, lateness = self._keyed.stream, self._window, self._lateness
+        return join_in_windows(stream, other, window, lateness, chosen, how, suffix, condition, name)
 
     @property
     def _has_trigger_or_mode(self) -> bool:

@@ -18,6 +18,7 @@ from millstream.user_lines import AtUsersLine, users_line, what_exists
 if TYPE_CHECKING:
     from millstream.plan.stream import Stream
 
+WITH_PATTERN = r"parse('line', format='regex', pattern='(?P<user>\w+) .*', …)"
 FORMATS = ("json", "csv", "avro", "protobuf", "regex", "grok")
 
 
@@ -50,10 +51,10 @@ def _codec(format: str, schema: SchemaLike | None, options: Mapping[str, Any]) -
         if format in ("regex", "grok"):
             unknown = [option for option in options if option != "pattern"]
             if unknown or "pattern" not in options:
-                raise refusal(
-                    f"the format '{format}' takes one option, pattern", "parse('line', pattern=r'(?P<user>\\w+) .*', …)"
-                )
+                raise refusal(f"the format '{format}' takes one option, pattern", WITH_PATTERN)
             return regex_codec(options["pattern"], schema)
+        if "pattern" in options:
+            raise refusal(f"the format '{format}' has no option 'pattern'", WITH_PATTERN)
         return codec(format, schema, **options)
 
 

@@ -93,7 +93,8 @@ class Settings:
         known = [each.name for each in fields(cls)]
         for name in given:
             if name not in known:
-                raise refused(f"there is no setting '{name}'", what_exists(name, known, kind="settings"))
+                hint = f"did you mean progress={given[name]!r}? " if name == "show" else ""
+                raise refused(f"there is no setting '{name}'", hint + what_exists(name, known, kind="settings"))
         return cls(**given).checked()
 
     @property

@@ -396,6 +396,7 @@ class Stream(Searching):
         as_of: AsOfWhen | None = None,
         allowed_lateness: str | timedelta = timedelta(0),
         suffix: str = "_right",
+        condition: str | None = None,
         name: str | None = None,
     ) -> Stream:
         """Joins rows that are equal in some columns: `on` names them, or maps own columns to the other side's.
@@ -404,11 +405,12 @@ class Stream(Searching):
         With a table, each row is joined with the table as of its event time, or as of now with `as_of="now"`. Two
         tables make a table that is kept up to date. With a lookup table, `flow.table(…)`, each row is joined by
         itself. `how` is inner, left, right, full, semi or anti. `suffix` is added to the names of the other side's
-        columns that are taken.
+        columns that are taken. A row also matches only if `condition` is true, such as "price <= budget", over the
+        columns of both sides under their names in the result.
         """
         from millstream.plan.joining import join
 
-        return join(self, other, on, how, within, as_of, allowed_lateness, suffix, name)
+        return join(self, other, on, how, within, as_of, allowed_lateness, suffix, condition, name)
 
     # ------------------------------------------------------------ outputs
 

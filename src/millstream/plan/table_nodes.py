@@ -185,6 +185,16 @@ class Top(KeptTable):
         return f"top {self.count}{ties}{per} by {', '.join(map(str, self.order))}{rank}"
 
 
+@dataclass(frozen=True)
+class JoinCondition:
+    """What pairs of rows must satisfy besides being equal in `on`; null does not satisfy it."""
+
+    holds: Expression
+    """Over the columns of both inputs, under their names in the output. It is evaluated without Spark."""
+    columns: pa.Schema
+    """The columns that it uses."""
+
+
 @dataclass(frozen=True, eq=False)
 class Join(Node):
     """The base of all joins: rows of two inputs that are equal in pairs of columns. Null equals nothing."""
@@ -199,11 +209,20 @@ class Join(Node):
     A column that both inputs have in `on` is in `left`, and has the second's value where there is no row of the first.
     A semi or anti join outputs only `left`.
     """
+    condition: JoinCondition | None
+
+    @property
+    def compared(self) -> tuple[Columns, Columns]:
+        """The columns of each input that the condition uses, under their names in the output."""
+        used = () if self.condition is None else self.condition.columns.names
+        left, right = (tuple(pair for pair in columns if pair[0] in used) for columns in (self.left, self.right))
+        return left, right
 
     @property
     def _on(self) -> str:
         pairs = [[_shown(*side) for side in zip_longest(self.inputs, pair)] for pair in self.on]
-        return ", ".join(" = ".join(dict.fromkeys(pair)) for pair in pairs)
+        shown = ", ".join(" = ".join(dict.fromkeys(pair)) for pair in pairs)
+        return shown if self.condition is None else f"{shown} and ({self.condition.holds})"
 
 
 def _shown(given: Node | None, column: str) -> str:

@@ -12,6 +12,7 @@ from millstream.plan import table_nodes
 from millstream.plan.bundles import AHEAD, BEGINNING, END, Bundle, Row, late_reason
 from millstream.plan.nodes import Node
 from millstream.plan.windows import LAST, Sessions, microseconds
+from millstream.reference.join_conditions import Condition
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.spans import span_values, spans_of, touching
 from millstream.reference.tables import frozen, less, singly
@@ -26,6 +27,11 @@ class StreamJoinOperator(StatefulOperator):
 
     node: table_nodes.Join
 
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        assert isinstance(node, table_nodes.Join)
+        self.condition = Condition(node)
+
     def key(self, row: Row, side: int) -> Key | None:
         """The values that must be equal; None if one of them is null, which equals nothing."""
         key: Key = frozen([row.values[pair[side]] for pair in self.node.on])
@@ -33,7 +39,12 @@ class StreamJoinOperator(StatefulOperator):
 
     def joins(self, left: Row, right: Row) -> bool:
         key = self.key(left, LEFT)
-        return key is not None and key == self.key(right, RIGHT)
+        if key is None or key != self.key(right, RIGHT) or not self.is_near(left, right):
+            return False
+        return self.condition.holds(left.values, right.values)
+
+    def is_near(self, left: Row, right: Row) -> bool:
+        return True
 
     def is_kept_alone(self, side: int) -> bool:
         """Whether a row without a match is emitted."""
@@ -104,9 +115,9 @@ class IntervalJoinOperator(StreamJoinOperator):
                 if self.is_kept_alone(side) and self._is_over(row, side) and self._matches(row, side) <= 0:
                     yield Row(self.given(row, side), row.time, row.weight)
 
-    def joins(self, left: Row, right: Row) -> bool:
+    def is_near(self, left: Row, right: Row) -> bool:
         low, high = microseconds(self.node.low), microseconds(self.node.high)
-        return super().joins(left, right) and low <= _time(left) - _time(right) <= high
+        return low <= _time(left) - _time(right) <= high
 
     def _matches(self, row: Row, side: int) -> int:
         if side == LEFT:

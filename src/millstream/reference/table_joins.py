@@ -13,6 +13,7 @@ from millstream.plan.bundles import BEGINNING, Bundle, Row, late_reason
 from millstream.plan.late import late_columns
 from millstream.plan.nodes import Node
 from millstream.plan.table_nodes import Join, LookupJoin, SideJoin, TableJoin
+from millstream.reference.join_conditions import Condition
 from millstream.reference.operator import Operator, StatefulOperator
 from millstream.reference.tables import frozen, singly
 
@@ -26,11 +27,16 @@ class Sides:
     def __init__(self, node: Join) -> None:
         self.node = node
         self.only_left = node.how in ("semi", "anti")
+        self.condition = Condition(node)
 
     def key(self, values: Values, side: int) -> Key | None:
         """None if the row can never have a partner."""
         key: Key = frozen([values[pair[side]] for pair in self.node.on])
         return None if None in key else key
+
+    def matches(self, left: Values, right: Values) -> bool:
+        """Whether rows with equal keys match."""
+        return self.condition.holds(left, right)
 
     def joined(self, left: Values | None, right: Values | None) -> Values:
         """The columns of both; shared ones come from either."""
@@ -129,15 +135,18 @@ class TableJoinOperator(StatefulOperator):
 
     def _joined(self, left: list[tuple[Values, int]], right: list[tuple[Values, int]]) -> list[tuple[Values, int]]:
         """The join of the rows of a key."""
+        pairs = [(one, n, other, m) for one, n in left for other, m in right if self.sides.matches(one, other)]
         made = []
         if not self.sides.only_left:
-            made = [(self.sides.joined(one, other), n * m) for one, n in left for other, m in right]
-        for side, rows, others in ((0, left, right), (1, right, left)):
-            has_partner = sum(count for _, count in others) > 0
-            if self._sends_alone(side) and not has_partner:
-                made += [(self._alone(values, side), count) for values, count in rows]
-        if self.node.how == "semi" and sum(count for _, count in right) > 0:
-            made += [(self.sides.joined(values, None), count) for values, count in left]
+            made = [(self.sides.joined(one, other), n * m) for one, n, other, m in pairs]
+        for values, count in left:
+            has_partner = sum(m for one, _, _, m in pairs if one is values) > 0
+            if has_partner if self.node.how == "semi" else self._sends_alone(0) and not has_partner:
+                made.append((self._alone(values, 0), count))
+        for values, count in right:
+            has_partner = sum(n for _, n, other, _ in pairs if other is values) > 0
+            if self._sends_alone(1) and not has_partner:
+                made.append((self._alone(values, 1), count))
         return made
 
 
@@ -183,6 +192,8 @@ class LookupJoinOperator(StatefulOperator):
         key = self.sides.key(row.values, 0)
         for change in self.changes.get(key, []) if key is not None else []:
             if time is None or change.time is None or change.time <= time:
+                if not self.sides.matches(row.values, change.values):
+                    continue
                 asked = {} if self.sides.only_left else change.values
                 found[frozen(asked)] += change.weight
                 values[frozen(asked)] = asked
@@ -221,9 +232,12 @@ class SideJoinOperator(Operator):
 
     def _joined(self, values: Values) -> list[Values]:
         key = self.sides.key(values, 0)
-        found = [row for row in self.rows if key is not None and self.sides.key(row, 1) == key]
+        found = [row for row in self.rows if key is not None and self._matches(values, key, row)]
         how = self.node.how
         if how in ("inner", "left") and found:
             return [self.sides.joined(values, row) for row in found]
         alone = (how == "semi" and found) or (how in ("left", "anti") and not found)
         return [self.sides.joined(values, None)] if alone else []
+
+    def _matches(self, values: Values, key: Key, row: Values) -> bool:
+        return self.sides.key(row, 1) == key and self.sides.matches(values, row)

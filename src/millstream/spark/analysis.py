@@ -78,6 +78,15 @@ def analyzed(given: str, schema: Schema, reason: str) -> Expression:
     )
 
 
+def sql_of(column: Column, schema: Schema) -> str:
+    """A Column as Spark SQL, with the casts that Spark adds."""
+    spark = running() or session_for_analysis()
+    with analysis_errors(spark, shown_column(column), schema, users_line()):
+        made = empty_frame(spark, schema).select(column.alias(RESULT))
+    plan: Any = made._jdf.queryExecution().analyzed()
+    return str(plan.expressions().apply(0).child().sql())
+
+
 def name_of(column: Column, schema: Schema) -> str:
     """The name of a column in a DataFrame that selects it."""
     spark = running() or session_for_analysis()

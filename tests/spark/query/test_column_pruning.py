@@ -36,10 +36,10 @@ def dead(rows: Any) -> Any:
     return made.select("n")
 
 
-def beside(rows: Any) -> Any:
+def beside(rows: Any, condition: str | None = None) -> Any:
     """Joined with static rows, one of whose columns has the same name as one here."""
     side = rows.flow.table(pa.table({"k": [1, 2], "note": ["a", "b"]}), "k int, note string")
-    return rows.join(side, on={"n": "k"}, how="left", suffix="_side")
+    return rows.join(side, on={"n": "k"}, how="left", suffix="_side", condition=condition)
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,7 @@ def beside(rows: Any) -> Any:
         (beside, ALL),
         (lambda rows: beside(rows).select("user"), {"user", "n", "at"}),
         (lambda rows: beside(rows).select("note_side"), {"n", "at"}),
+        (lambda rows: beside(rows, "user < note_side").select("note_side"), {"user", "n", "at"}),
         (lambda rows: beside(rows).where("price > 1").select("note"), {"n", "price", "note", "at"}),
         (lambda rows: rows.select("user"), {"user", "at"}),
         (lambda rows: rows.where("n > 0").select("user"), {"user", "n", "at"}),

@@ -56,7 +56,8 @@ def _of_windows(node: nodes.WindowedAggregate, required: Names) -> Names:
 
 
 def _of_side_join(node: table_nodes.SideJoin, required: Names) -> Names:
-    return frozenset(own for own, _ in node.on) | {column for name, column in node.left if name in required}
+    used = {column for _, column in node.compared[0]} | {column for name, column in node.left if name in required}
+    return frozenset(own for own, _ in node.on) | used
 
 
 def _of_event_time(node: nodes.WithEventTime, required: Names) -> Names:

@@ -196,11 +196,6 @@ class RemoteFolder:
     def _has_renames(self) -> bool:
         return scheme_of(self.address) in HADOOP_SCHEMES
 
-    @property
-    def shows_files_being_written(self) -> bool:
-        """HDFS lists them, with no bytes until they are closed; object stores do not."""
-        return scheme_of(self.address) in HADOOP_SCHEMES
-
     def delete(self, below: str) -> None:
         if self.about(below) is not None:
             self.files.delete_file(self.path(below))

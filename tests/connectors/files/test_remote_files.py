@@ -182,17 +182,6 @@ def test_names_and_contents_of_any_kind(in_hdfs, tmp_path):
 
 
 @pytest.mark.more
-def test_a_file_is_read_once_it_has_content(in_hdfs, open_):
-    """HDFS lists a file that is being written, without content."""
-    in_hdfs.write("1.json", b"")
-    endpoint = ms.files(in_hdfs.address, "json")
-    source = open_(endpoint, SCORES)
-    assert read_all(source) == []
-    in_hdfs.write("1.json", lines(A))
-    assert read_all(source) == [A]
-
-
-@pytest.mark.more
 def test_a_user_without_permission_is_refused(hdfs, in_hdfs, tmp_path, open_):
     in_hdfs.write("1.json", lines(A))
     in_hdfs.files.handler._answer("PUT", in_hdfs.root, "SETPERMISSION", permission="700")

@@ -39,8 +39,7 @@ class RemoteFilesSource(FilesSource):
                 else:
                     hidden = is_hidden(below.name) or not all(map(is_folder_name, below.parent.parts))
                 path = f"{base}/{about.path}" if about.path else base
-                is_unfinished = not about.size_bytes and self._remote.shows_files_being_written
-                if not hidden and not is_unfinished and path not in self._journal:
+                if not hidden and path not in self._journal:
                     found.append(Entry(path, about.size_bytes, about.modified_ns))
         return found
 

@@ -94,7 +94,8 @@ def json_files(server: S3Server | HdfsServer, address: str) -> Place:
         return sorted(json.loads(line)["n"] for line in lines)
 
     def put(number: int) -> None:
-        folder.write(f"{number}.json", b'{"n":%d}\n' % number)
+        folder.write(f".{number}", b'{"n":%d}\n' % number)  # HDFS shows a file while it is written
+        folder.move(f".{number}", f"{number}.json")
 
     endpoint = ms.files(folder.address, "json", options=server.settings)
     return Place(endpoint, server.stop, server.start, numbers, put)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from millstream.capture.endpoints import mariadb_changes, postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured, debezium
+    from millstream.capture.whole import captured_transactions
     from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
@@ -110,6 +111,7 @@ _NAMES = {
     "millstream.capture.endpoints": "mariadb_changes postgres_changes sqlite_changes",
     "millstream.capture.outbox": "outbox",
     "millstream.capture.topics": "captured debezium",
+    "millstream.capture.whole": "captured_transactions",
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",
     "millstream.asking": "ask",
@@ -224,6 +226,7 @@ __all__ = [
     "bounded",
     "calendar",
     "captured",
+    "captured_transactions",
     "client",
     "closed_by",
     "collect",

@@ -90,7 +90,7 @@ def test_a_snapshot_then_every_change_with_its_images(log, path) -> None:
         (r["op"], r["before"], r["after"], r["key"], r["transaction"], r["number"]) for r in records(log, "orders")
     ]
     assert found == [
-        ("snapshot", None, row, "1", f"snapshot {version}.0", 0),
+        ("snapshot", None, row, "1", f"snapshot {version}.0 orders.0", 0),
         ("update", row, more, "1", "1", 0),
         ("delete", more, None, "1", "1", 1),
         ("insert", None, moved, "2", "1", 2),

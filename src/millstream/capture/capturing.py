@@ -17,6 +17,7 @@ from millstream import terminal
 from millstream.capture.changes import TableShape
 from millstream.capture.ports import Database, Opener, Piece, Position
 from millstream.capture.stepping import RETRY_SECONDS, repeat
+from millstream.capture.transactions import LIST, SCHEMA, Tally, records
 from millstream.errors import AlreadyExists, InvalidInput, SourceUnavailable, UnknownTopic
 from millstream.log import Broker
 from millstream.log.topics import checked_name
@@ -31,11 +32,14 @@ logger = terminal.logger(__name__)
 class Capture:
     """A running capture. The newest of a name takes over: an older one stops with `ProducerFenced`."""
 
-    def __init__(self, log: Broker, name: str, opened: Opener, **settings: Any) -> None:
-        """`settings` are those of new topics."""
+    def __init__(
+        self, log: Broker, name: str, opened: Opener, *, lists_transactions: bool = True, **settings: Any
+    ) -> None:
+        """`lists_transactions`: so that they can be read as a whole. `settings` are those of new topics."""
         self._log = log
         self.name = checked_name(name, "capture")
         self._settings = settings
+        self._list = LIST + self.name if lists_transactions else None
         self._topics: dict[str, TableShape] = {}
         self.changes = 0
         """Changes stored by this process."""
@@ -52,6 +56,8 @@ class Capture:
         try:
             before = newest_position(log, self.name)  # again: an older capture was still writing until now
             create_if_missing(log, POSITIONS + self.name, compaction=True, segment_bytes=SEGMENT_BYTES)
+            if self._list is not None:
+                create_if_missing(log, self._list, schema=SCHEMA, **{**settings, "partitions": 1})
             for shape in shapes:
                 self._fit(shape)
             self.position = self.database.begin(before)
@@ -66,11 +72,15 @@ class Capture:
         found = self.database.next(self.position, wait_s)
         if found is None:
             return False
-        stored = 0
+        stored, tally = 0, Tally()
         with self._producer.transaction():
             for piece in found.pieces():
                 self._send(piece)
                 stored += piece.records.num_rows
+                if self._list is not None and piece.records.num_rows:
+                    tally.add(piece)
+            if self._list is not None and tally.entries:
+                self._producer.send_batch(self._list, records(tally.entries))
             position = self._with_notes(found.position)
             self._producer.send(POSITIONS + self.name, json.dumps(position), key=self.name)
         self.position = position
@@ -164,7 +174,13 @@ class Capture:
 
 def newest_position(log: Broker, name: str) -> Position | None:
     """Where a capture of this name continues; None if it has stored nothing."""
-    topic = POSITIONS + name
+    found = newest_record(log, POSITIONS + name)
+    position: Position | None = None if found is None else json.loads(found)
+    return position
+
+
+def newest_record(log: Broker, topic: str) -> bytes | None:
+    """The value of the newest record of a topic that is compacted."""
     try:
         info = log.describe_topic(topic).partitions[0]
     except UnknownTopic:
@@ -173,8 +189,8 @@ def newest_position(log: Broker, name: str) -> Position | None:
         with log.consumer(topic, start=start) as consumer:
             found = [record.value for record in consumer.until_caught_up()]
         if found:
-            position: Position = json.loads(found[-1])
-            return position
+            newest: bytes = found[-1]
+            return newest
     return None
 
 

@@ -135,7 +135,7 @@ class OutboxCapture(Capture):
         self._sent: list[int] = []
         """Ids of this step."""
         self._removed: Ranges = []
-        super().__init__(log, name, outbox.store.opener(outbox.table), **settings)
+        super().__init__(log, name, outbox.store.opener(outbox.table), lists_transactions=False, **settings)
 
     def step(self, wait_s: float = 0.0) -> bool:
         self._remove()  # what the last process has sent, and not removed

@@ -125,7 +125,7 @@ class ChunkStep(ChangesStep):
         self._follow(table.id, shape)
         position, state = self.position, self._state
         position["at_us"] = max(position["at_us"], time.time_ns() // 1000)
-        transaction = f"{SNAPSHOT} {mark}"
+        transaction = f"{SNAPSHOT} {mark} {table.name}.{state['rows']}"
         count = 0
         with db.cursor(self._database.unbuffered) as cursor:
             cursor.execute(self._select(table))

@@ -188,6 +188,8 @@ class ChunkStep(ChangesStep):
         self._state: dict[str, Any] = self.position["snapshot"][table.name]
         self._later: list[tuple[int, Change]] = []
         self._skipped: set[int] = set()
+        self._chunk = ""
+        """In place of a transaction."""
 
     def pieces(self) -> Iterator[Piece]:
         with self._database.snapshot(self.position["skipped"], self._state["since"]) as (db, seen):
@@ -272,6 +274,7 @@ class ChunkStep(ChangesStep):
         else:
             self.position["at_us"] = max(self.position["at_us"], time.time_ns() // 1000)
             place = self.position["lsn"], self.position["at_us"]
+        self._chunk = f"{SNAPSHOT} {place[0]} {table.name}.{self._state['rows']}"
         select = f"COPY (SELECT {table.selected} FROM {table.only}{bound}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
         for batch in _parsed(copied(db, select), len(table.columns)):
             yield Piece(shape, self._records(shape, batch, *place))
@@ -281,7 +284,7 @@ class ChunkStep(ChangesStep):
     def _records(self, shape: TableShape, raw: pa.RecordBatch, lsn: int, at_us: int) -> pa.RecordBatch:
         fields = zip(raw.columns, shape.columns.arrow, strict=True)
         columns = [self._column(shape, texts, field) for texts, field in fields]
-        return shape.snapshot(columns, _keys(shape, raw), f"{SNAPSHOT} {lsn}", self._state["rows"], lsn, at_us)
+        return shape.snapshot(columns, _keys(shape, raw), self._chunk, self._state["rows"], lsn, at_us)
 
     def _column(self, shape: TableShape, texts: pa.Array, field: pa.Field) -> pa.Array:
         try:

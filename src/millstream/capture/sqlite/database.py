@@ -349,7 +349,7 @@ class SqliteStep:
             start = () if state["snapshot"] is None else (state["snapshot"],)
             rows = db.execute(f"{select}{limits} ORDER BY {quoted(table.rowid)} LIMIT {CHUNK_ROWS}", start)
         self.position["at_us"] = max(self.position["at_us"], time.time_ns() // 1000)
-        transaction = f"{SNAPSHOT} {self.position['schema']}.{self.position['id']}"
+        transaction = f"{SNAPSHOT} {self.position['schema']}.{self.position['id']} {name}.{state['rows']}"
         width, count = len(table.read_names), 0
         while found := rows.fetchmany(PIECE_ROWS):
             places = range(state["rows"] + count, state["rows"] + count + len(found))

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from millstream.bridges.webhook_sink import webhook
     from millstream.bridges.zeromq_sink import zeromq
     from millstream.calling import client
+    from millstream.capture.adding import add_to_capture
     from millstream.capture.endpoints import mariadb_changes, postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured, debezium
@@ -108,6 +109,7 @@ _NAMES = {
     "millstream.bridges.push_sink": "push",
     "millstream.bridges.webhook_sink": "webhook",
     "millstream.bridges.zeromq_sink": "zeromq",
+    "millstream.capture.adding": "add_to_capture",
     "millstream.capture.endpoints": "mariadb_changes postgres_changes sqlite_changes",
     "millstream.capture.outbox": "outbox",
     "millstream.capture.topics": "captured debezium",
@@ -200,6 +202,7 @@ __all__ = [
     "Record",
     "Stream",
     "Table",
+    "add_to_capture",
     "after",
     "after_count",
     "after_watermark",

@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any, Self
 
 from millstream import terminal
-from millstream.capture.capturing import SEGMENT_BYTES, create_if_missing, newest_record
+from millstream.capture.capturing_topics import SEGMENT_BYTES, create_if_missing, newest_record
 from millstream.capture.transactions import LIST
 from millstream.errors import InvalidInput, OffsetLost
 from millstream.log import Broker, Consumer, Producer, Record

@@ -76,6 +76,9 @@ class MariadbDatabase:
 
     # ------------------------------------------------------------ start
 
+    def add(self, tables: Mapping[str, str]) -> None:
+        self._wanted = {**self._wanted, **tables}
+
     def check(self, position: Position | None) -> list[TableShape]:
         with explained(self._address):
             check_server(self._db, self.where)

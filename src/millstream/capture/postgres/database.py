@@ -85,6 +85,9 @@ class PostgresDatabase:
 
     # ------------------------------------------------------------ start
 
+    def add(self, tables: Mapping[str, str]) -> None:
+        self._wanted = {**self._wanted, **tables}
+
     def check(self, position: Position | None) -> list[TableShape]:
         with explained(self._dsn):
             self._check_server()

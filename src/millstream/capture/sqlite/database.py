@@ -61,6 +61,9 @@ class SqliteDatabase:
 
     # ------------------------------------------------------------ start
 
+    def add(self, tables: Mapping[str, str]) -> None:
+        self._wanted = {**self._wanted, **tables}
+
     def check(self, position: Position | None) -> list[TableShape]:
         with self._errors():
             self._look(position)

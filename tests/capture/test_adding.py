@@ -120,3 +120,16 @@ def test_a_table_is_added_on_the_command_line_while_no_capture_runs(log, tmp_pat
 def test_an_unknown_capture_is_reported(log) -> None:
     with pytest.raises(UnknownTopic, match="there is no capture 'shop'"):
         ms.add_to_capture(log, "shop", "orders")
+
+
+def test_a_table_that_is_listed_before_one_that_is_being_read(log, db, dsn, monkeypatch) -> None:
+    """Goal: changes of rows that were read already count, whichever table is next."""
+    monkeypatch.setattr("millstream.capture.postgres.steps.CHUNK_ROWS", 1)
+    db.execute("INSERT INTO orders (id) VALUES (1), (2); INSERT INTO places VALUES (1, 'here')")
+    with postgres(log, dsn) as capture:
+        capture.step()
+    db.execute("UPDATE orders SET amount = 5")
+    tables = {"places": "places", "orders": "orders"}
+    with Capture(log, capture.name, partial(PostgresDatabase, dsn, tables)) as capture:
+        capture.catch_up()
+    check_equal(log, partial(rows, db))

@@ -80,7 +80,7 @@ def captured(log, dsn, table):
 def test_chunks_and_changes_add_up_to_the_table(log, db, dsn, table, monkeypatch) -> None:
     """Method: chunks of two rows, while two programs write, by captures that end and start again in the middle."""
     monkeypatch.setattr("millstream.capture.postgres.steps.CHUNK_ROWS", 2)
-    monkeypatch.setattr("millstream.capture.postgres.steps.COMPARED_CHANGES", 3)
+    monkeypatch.setattr("millstream.capture.stream_steps.COMPARED_CHANGES", 3)
     columns, keys = KINDS[table]
     names = create(db, table, columns)
     work, other = (KeyWork(dsn, table, keys, seed) for seed in (1, 2))

@@ -20,8 +20,8 @@ from millstream.capture.postgres.keys import Key, KeyOrder
 from millstream.capture.postgres.pgoutput import UNSENT, Begin, Commit, Emitted, Relation, Row, Texts, Truncate, Unsent
 from millstream.capture.postgres.tables import PostgresTable
 from millstream.capture.postgres.types import column, to_arrow
-from millstream.capture.stream_steps import StreamStep
-from millstream.errors import InvalidInput, SourceUnavailable
+from millstream.capture.stream_steps import StreamStep, batches, keep_order
+from millstream.errors import SourceUnavailable
 from millstream.records import Schema
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
 CSV_BYTES = 4 << 20
 CHUNK_ROWS = 100_000
-COMPARED_CHANGES = 5_000
 IN_TRANSACTION_SECONDS = 60.0
 MARK_SECONDS = 0.1
 Sent = tuple[int, Change | TableShape]
@@ -176,18 +175,6 @@ def _image(texts: Texts | None) -> tuple[bytes | None, ...] | None:
     return None if texts is None else tuple(None if isinstance(text, Unsent) else text for text in texts)
 
 
-def _batches(sent: Iterable[Sent]) -> Iterator[list[Sent]]:
-    """Changes whose keys are compared at once. What follows a new shape is not read before that is in use."""
-    batch: list[Sent] = []
-    for each in sent:
-        batch.append(each)
-        if len(batch) >= COMPARED_CHANGES or isinstance(each[1], TableShape):
-            yield batch
-            batch = []
-    if batch:
-        yield batch
-
-
 class ChunkStep(ChangesStep):
     """The next chunk of a snapshot, between the changes before and after it.
 
@@ -222,20 +209,14 @@ class ChunkStep(ChangesStep):
 
     def _end_of_chunk(self, order: KeyOrder) -> Key | None:
         """The last key of the chunk; None if it has all rows that are left."""
-        if self._start is not None and self._state.get("order", order.kinds) != order.kinds:
-            raise InvalidInput(
-                f"the type of the key of table '{self._table.name}' has changed while its rows were being read",
-                where=self._database.where,
-                next_step="capture the table under another name, into another topic",
-            )
-        self._state["order"] = order.kinds
+        keep_order(self._table.name, self._database.where, self._state, order.kinds)
         return order.at(self._start, CHUNK_ROWS)
 
     # ------------------------------------------------------------ changes
 
     def _before(self, mark: int, seen: Snapshot, order: KeyOrder | None, last: Key | None) -> Iterator[Sent]:
         """The changes before the chunk; those after it are noted. From the first of these on, all come after it."""
-        for batch in _batches(self._sent(mark)):
+        for batch in batches(self._sent(mark)):
             places = iter(self._places(batch, order, last))
             for oid, change in batch:
                 if isinstance(change, TableShape):

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, UPDATE, Change, TableShape
 from millstream.capture.ports import Piece, Position, Progress
+from millstream.capture.sqlite.keys import KeyOrder
 from millstream.capture.sqlite.tables import SqliteTable, find_table, to_arrow
 from millstream.capture.sqlite.triggers import Triggers
 from millstream.connectors.databases.sqlite import PASSING, error_name, quoted
@@ -219,6 +220,10 @@ class SqliteDatabase:
 
     # ------------------------------------------------------------ transactions and errors
 
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._db
+
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
         with self._errors():
@@ -336,21 +341,18 @@ class SqliteStep:
         state = self.position["tables"][table.name]
         if state["again"] or state["snapshot"] == DONE:
             return True
-        row = before or after
-        return state["snapshot"] is not None and row is not None and bool(row[-1] <= state["snapshot"])
+        row, last = before or after, state["snapshot"]
+        if last is None or row is None:
+            return False
+        if table.rowid is None:
+            return not KeyOrder(self._database.connection, table).is_after(row, last)
+        return bool(row[-1] <= last)
 
     # ------------------------------------------------------------ snapshots
 
     def _chunk(self, db: sqlite3.Connection, name: str, state: dict[str, Any]) -> Iterator[Piece]:
         table = self._database.tables[name]
-        listed = ", ".join(map(quoted, table.recorded_names))
-        select = f"SELECT {listed} FROM {quoted(name)}"
-        if table.rowid is None:  # read at once: rows have no number to continue from
-            rows = db.execute(select)
-        else:
-            limits = "" if state["snapshot"] is None else f" WHERE {quoted(table.rowid)} > ?"
-            start = () if state["snapshot"] is None else (state["snapshot"],)
-            rows = db.execute(f"{select}{limits} ORDER BY {quoted(table.rowid)} LIMIT {CHUNK_ROWS}", start)
+        rows = db.execute(self._select(db, table, state["snapshot"]))
         self.position["at_us"] = max(self.position["at_us"], time.time_ns() // 1000)
         transaction = f"{SNAPSHOT} {self.position['schema']}.{self.position['id']} {name}.{state['rows']}"
         width, count = len(table.read_names), 0
@@ -365,10 +367,23 @@ class SqliteStep:
                 ],
             )
             count += len(found)
-            state["snapshot"] = found[-1][-1]
+            state["snapshot"] = found[-1][-1] if table.rowid is not None else list(found[-1][width:])
         state["rows"] += count
-        if table.rowid is None or count < CHUNK_ROWS:
+        if count < CHUNK_ROWS:
             state["snapshot"] = DONE
+
+    def _select(self, db: sqlite3.Connection, table: SqliteTable, last: Any) -> str:
+        """The next rows, in the order of their numbers, or of their keys; these are read at the end of a row."""
+        names = [quoted(name) for name in table.recorded_names]
+        if table.rowid is not None:
+            order = quoted(table.rowid)
+            after = f"{order} > {last}"
+        else:
+            keys = KeyOrder(db, table)
+            names, order = [*names, *keys.literals], keys.by
+            after = "" if last is None else keys.after(last)
+        where = "" if last is None else f" WHERE {after}"
+        return f"SELECT {', '.join(names)} FROM {quoted(table.name)}{where} ORDER BY {order} LIMIT {CHUNK_ROWS}"
 
 
 def _text(given: bytes) -> str:

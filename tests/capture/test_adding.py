@@ -85,7 +85,7 @@ def test_a_request_that_cannot_be_met_is_refused_and_the_capture_goes_on(log, db
             ("placs", "there is no table 'placs'"),
             ("keyless", "has no key"),
             ({"places": "taken"}, "has records already"),
-            ({"public.orders": "others"}, "another name of a table"),
+            ({"public.orders": "others"}, "another name of the table"),
         ):
             with pytest.raises(InvalidInput, match=reason) as refused:
                 ms.add_to_capture(log, capture.name, tables, wait_s=30)
@@ -117,6 +117,18 @@ def test_a_table_is_added_on_the_command_line_while_no_capture_runs(log, tmp_pat
     assert [change["key"] for change in records(log, "goods")] == ["7"]
 
 
+def test_a_name_that_is_written_otherwise_is_refused(log, tmp_path) -> None:
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as db:
+        db.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+        db.execute("CREATE TABLE items (id INTEGER PRIMARY KEY)")
+    with running(Capture(log, "shop", partial(SqliteDatabase, path, {"orders": "orders"}))):
+        with pytest.raises(InvalidInput, match="otherwise") as refused:
+            ms.add_to_capture(log, "shop", "Items", wait_s=30)
+        assert "items" in refused.value.next_step
+        assert ms.add_to_capture(log, "shop", "items", wait_s=30)
+
+
 def test_an_unknown_capture_is_reported(log) -> None:
     with pytest.raises(UnknownTopic, match="there is no capture 'shop'"):
         ms.add_to_capture(log, "shop", "orders")
@@ -133,3 +145,14 @@ def test_a_table_that_is_listed_before_one_that_is_being_read(log, db, dsn, monk
     with Capture(log, capture.name, partial(PostgresDatabase, dsn, tables)) as capture:
         capture.catch_up()
     check_equal(log, partial(rows, db))
+
+
+def test_a_table_is_named_once(log, db, dsn, tmp_path) -> None:
+    with pytest.raises(InvalidInput, match=r"'public\.orders' is another name of the table 'orders'"):
+        Capture(log, "app", partial(PostgresDatabase, dsn, {"orders": "one", "public.orders": "two"}))
+    path = tmp_path / "shop.db"
+    with closing(sqlite3.connect(path)) as lite:
+        lite.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY)")
+    with pytest.raises(InvalidInput, match="'ORDERS' is another name of the table 'orders'"):
+        Capture(log, "shop", partial(SqliteDatabase, path, {"orders": "one", "ORDERS": "two"}))
+    assert log.topics() == []

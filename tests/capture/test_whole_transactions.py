@@ -1,10 +1,12 @@
 """Transactions of a database are read as a whole, however many topics and partitions their changes are in."""
 
 import random
+import sqlite3
 import threading
 from collections import defaultdict
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from itertools import islice
 
 import pyarrow as pa
 import pytest
@@ -15,10 +17,12 @@ from millstream.capture.capturing import Capture
 from millstream.capture.changes import INSERT, Change, TableShape
 from millstream.capture.ports import Piece
 from millstream.capture.postgres.database import PostgresDatabase
+from millstream.capture.sqlite.database import SqliteDatabase
 from millstream.capture.transactions import LIST, SCHEMA, Tally
 from millstream.capture.transactions import records as listed
 from millstream.errors import InvalidInput, OffsetLost, ProducerFenced, UnknownTopic
 from millstream.records import Schema
+from waiting import until
 
 from .support import records
 from .test_postgres import PostgresWorkload
@@ -173,3 +177,33 @@ def test_a_mistake_is_reported(log) -> None:
         ms.captured_transactions(log, "app", ["t", "t"])
     with ms.captured_transactions(log, "app", "t") as reader, pytest.raises(InvalidInput, match="with a group"):
         reader.commit()
+
+
+@pytest.mark.more
+@pytest.mark.xdist_group("kafka")
+def test_transactions_are_read_as_a_whole_from_kafka(kafka_log, tmp_path) -> None:
+    """Method: two tables, and topics of two partitions; one of the tables is added while the capture is open."""
+    path, own = tmp_path / "app.db", f"app-{tmp_path.name}"
+    topics = {table: f"{own}.{table}" for table in ("a", "b")}
+    with closing(sqlite3.connect(path, isolation_level=None)) as db:
+        for table in topics:
+            db.execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY)")
+        opened = partial(SqliteDatabase, path, {"a": topics["a"]})
+        with Capture(kafka_log, own, opened, partitions=2) as running:
+            running.catch_up()
+            assert not ms.add_to_capture(kafka_log, own, {"b": topics["b"]}, wait_s=0)
+            until(lambda: running.step() or "b" in running.position["tables"], "the table is added")
+            for start in (0, 10, 20):
+                rows = ", ".join(f"({start + n})" for n in range(10))
+                db.execute("BEGIN")
+                for table in topics:
+                    db.execute(f"INSERT INTO {table} VALUES {rows}")
+                db.execute("COMMIT")
+                running.catch_up()
+    read = []
+    for most in (1, 5):
+        with ms.captured_transactions(kafka_log, own, list(topics.values()), group="g") as reader:
+            found = list(islice(reader.until_caught_up(), most))
+            reader.commit()
+        read += [[(change["table"], change["key"]) for change in each.changes] for each in found]
+    assert read == [[(table, str(start + n)) for table in topics for n in range(10)] for start in (0, 10, 20)]

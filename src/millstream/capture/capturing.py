@@ -120,17 +120,12 @@ class Capture:
             except SourceUnavailable:
                 stop.wait(RETRY_SECONDS)
 
-    def _open_again(self, added: dict[str, str], new: str | None = None) -> list[TableShape]:
-        """Continues with these tables beside those that it was started with; `new` is the one it does not have yet."""
+    def _open_again(self, added: dict[str, str]) -> list[TableShape]:
+        """Continues with these tables beside those that it was started with."""
         self.database = self._opened(self.name)
         self.database.add(added)
         shapes = self.database.check(self.position)
-        names, known = {shape.name for shape in shapes}, set(self.position["tables"])
-        if new is not None and (known - names or len(names - known) != 1):
-            raise AlreadyExists(
-                f"'{new}' is another name of a table that is captured already", where=self.database.where
-            )
-        self._check_topics(shapes, known)
+        self._check_topics(shapes, self.position["tables"])
         self.position = self.database.begin(self.position)
         return shapes
 
@@ -153,7 +148,12 @@ class Capture:
                 continue
             self.database.close()
             try:
-                shapes = self._open_again({**self._added, table: topic}, table)
+                shapes = self._open_again({**self._added, table: topic})
+                if table not in self.position["tables"]:  # by which it is found again
+                    raise InvalidInput(
+                        f"the database writes the name of the table '{table}' otherwise",
+                        next_step=f"write it as in {', '.join(self.position['tables'])}",
+                    )
             except REFUSALS as error:
                 self._refuse(table, topic, error)
                 continue

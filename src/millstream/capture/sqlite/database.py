@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, UPDATE, Change, TableShape
+from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, UPDATE, Change, TableShape, check_distinct
 from millstream.capture.ports import Piece, Position, Progress
 from millstream.capture.sqlite.keys import KeyOrder
 from millstream.capture.sqlite.tables import SqliteTable, find_table, to_arrow
@@ -108,6 +108,8 @@ class SqliteDatabase:
         """Reads the definitions of the tables."""
         known = {} if position is None else position["tables"]
         found = [find_table(self._db, name, self.where) for name in self._wanted]
+        names = [(name, table.name) for name, table in zip(self._wanted, found, strict=True)]
+        check_distinct(names, self.where)
         self.tables = {table.name: table for table in found}
         for column in self._types:
             self._check_column(*column)

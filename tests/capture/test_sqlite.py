@@ -304,7 +304,7 @@ with EmbeddedLog(sys.argv[1]) as log:
 """
 
 
-@pytest.mark.parametrize("kills", [pytest.param(5, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(6, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, path, kills) -> None:
     kill_captures(kills, Workload(path, kills), KILLED, tmp_path / "log", path, *KEYS, first=30, most=12)
     with EmbeddedLog(tmp_path / "log") as log:

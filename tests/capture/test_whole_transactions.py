@@ -168,6 +168,42 @@ def test_what_is_sent_and_what_is_read_can_be_one_transaction(log) -> None:
     assert records(log, "out") == [b"a"]
 
 
+def test_a_reader_that_is_interrupted_commits_whole_transactions_only(log, monkeypatch) -> None:
+    with filled(log, ("a", 1, 1, 1), ("b", 2, 3, 3)) as reader:
+        assert reader.poll().id == "a"
+
+        def interrupted(part, entry, most, wait_s, take=whole.Part.take):
+            reader._taken += take(part, entry, 1, wait_s)[0]
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(whole.Part, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                reader.poll()
+        reader.commit()
+        assert len(reader.poll().changes) == 3  # it can go on
+    with ms.captured_transactions(log, "app", "t", group="g") as reader:
+        assert [(each.id, len(each.changes)) for each in reader.until_caught_up()] == [("b", 3)]
+
+
+def test_names_with_dots_do_not_share_a_place(log) -> None:
+    with filled(log, ("a", 1, 1, 1)):
+        pass
+    for capture in ("x.y", "x"):
+        log.create_topic(LIST + capture, schema=SCHEMA)
+    tally = Tally()
+    shape = TableShape.of("t", "t", Schema.of("id int"), ["id"])
+    changes = [Change(INSERT, None, (0,), "a", 0, 1, 0)]
+    tally.add(Piece(shape, shape.batch(changes, lambda values, field: pa.array(values, field.type))))
+    with log.producer() as producer:
+        for capture in ("x.y", "x"):
+            producer.send_batch(LIST + capture, listed(tally.entries))
+    for capture, group in (("x.y", "z"), ("x", "y.z")):
+        with ms.captured_transactions(log, capture, "t", group=group) as reader:
+            assert reader.poll() is not None
+            reader.commit()
+
+
 def test_a_mistake_is_reported(log) -> None:
     with filled(log, ("a", 1, 1, 1)):
         pass

@@ -57,7 +57,9 @@ class Tally:
         for transaction, position, at_us, count in zip(
             found.column("transaction").to_pylist(), firsts, times, counts, strict=True
         ):
-            known = self._entries.setdefault(transaction, Entry(transaction, position, at_us, 0))
+            known = self._entries.get(transaction)
+            if known is None:
+                known = self._entries[transaction] = Entry(transaction, position, at_us, 0)
             known.position, known.at_us = min(known.position, position), max(known.at_us, at_us)
             known.piece = self._pieces
             known.counts[piece.shape.topic] = known.counts.get(piece.shape.topic, 0) + count

@@ -83,7 +83,7 @@ class WholeTransactions:
         self._log = log
         self._topics = list(topics)
         self._list = LIST + capture
-        self._places = None if group is None else f"{GROUPS}{capture}.{group}"
+        self._places = None if group is None else f"{GROUPS}{len(capture)}.{capture}.{group}"  # both may have dots
         self._key = group
         self._producer: Producer | None = None
         self._entry: Record | None = None
@@ -97,7 +97,6 @@ class WholeTransactions:
             self._place: dict[str, int] = place or {}
             start = self._place.get(self._list, 0)
             self._consumer: Consumer | None = log.consumer(self._list, start=start or "earliest")
-            self._next = start
             self._find_parts()
             opening.pop_all()
 
@@ -135,12 +134,17 @@ class WholeTransactions:
                 self._entry = found[0]
             entry = self._entry.value
             is_whole = self._complete(entry)
-            self._next = self._entry.offset + 1
+            self._place = self._reached(self._entry.offset + 1)
             changes, self._taken, self._entry = self._taken, [], None
             if is_whole and changes:
                 self._has_started = True
                 changes.sort(key=lambda change: int(change["number"]))
                 return Transaction(entry["transaction"], entry["position"], entry["at"], changes)
+
+    def _reached(self, entries: int) -> dict[str, int]:
+        """The place after a whole transaction: an interrupted one must not move it."""
+        offsets = {f"{topic}/{partition}": part.offset for (topic, partition), part in self._parts.items()}
+        return {**{name: offset for name, offset in offsets.items() if offset is not None}, self._list: entries}
 
     def _complete(self, entry: dict[str, Any]) -> bool:
         """Takes all changes of a transaction; False if its topics have only some of them, since they start later."""
@@ -214,9 +218,7 @@ class WholeTransactions:
         """
         if self._places is None or self._producer is None:
             raise InvalidInput("only a reader with a group can commit", next_step="captured_transactions(…, group='…')")
-        place = {f"{topic}/{partition}": part.offset for (topic, partition), part in self._parts.items()}
-        known = {name: offset for name, offset in place.items() if offset is not None}
-        document = json.dumps({**known, self._list: self._next})
+        document = json.dumps(self._place)
         if within is not None:
             within.send(self._places, document, key=self._key)
             return

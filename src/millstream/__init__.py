@@ -16,9 +16,11 @@ if TYPE_CHECKING:
     from millstream.bridges.webhook_sink import webhook
     from millstream.bridges.zeromq_sink import zeromq
     from millstream.calling import client
+    from millstream.capture.adding import add_to_capture
     from millstream.capture.endpoints import mariadb_changes, postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured, debezium
+    from millstream.capture.whole import captured_transactions
     from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
@@ -107,9 +109,11 @@ _NAMES = {
     "millstream.bridges.push_sink": "push",
     "millstream.bridges.webhook_sink": "webhook",
     "millstream.bridges.zeromq_sink": "zeromq",
+    "millstream.capture.adding": "add_to_capture",
     "millstream.capture.endpoints": "mariadb_changes postgres_changes sqlite_changes",
     "millstream.capture.outbox": "outbox",
     "millstream.capture.topics": "captured debezium",
+    "millstream.capture.whole": "captured_transactions",
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",
     "millstream.asking": "ask",
@@ -198,6 +202,7 @@ __all__ = [
     "Record",
     "Stream",
     "Table",
+    "add_to_capture",
     "after",
     "after_count",
     "after_watermark",
@@ -224,6 +229,7 @@ __all__ = [
     "bounded",
     "calendar",
     "captured",
+    "captured_transactions",
     "client",
     "closed_by",
     "collect",

@@ -408,7 +408,7 @@ with EmbeddedLog(folder) as log:
 """
 
 
-@pytest.mark.parametrize("kills", [pytest.param(2, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) -> None:
     kill_captures(kills, MariadbWorkload(dsn, kills), KILLED, tmp_path / "log", dsn)
     with EmbeddedLog(tmp_path / "log") as log:

@@ -408,7 +408,7 @@ with EmbeddedLog(folder) as log:
 """
 
 
-@pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(300, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(10, marks=pytest.mark.more), pytest.param(300, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) -> None:
     name = f"app_{dsn.rpartition('/')[2][-12:]}"
     kill_captures(kills, PostgresWorkload(dsn, kills), KILLED, tmp_path / "log", dsn, name)

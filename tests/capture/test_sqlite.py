@@ -90,7 +90,7 @@ def test_a_snapshot_then_every_change_with_its_images(log, path) -> None:
         (r["op"], r["before"], r["after"], r["key"], r["transaction"], r["number"]) for r in records(log, "orders")
     ]
     assert found == [
-        ("snapshot", None, row, "1", f"snapshot {version}.0", 0),
+        ("snapshot", None, row, "1", f"snapshot {version}.0 orders.0", 0),
         ("update", row, more, "1", "1", 0),
         ("delete", more, None, "1", "1", 1),
         ("insert", None, moved, "2", "1", 2),
@@ -304,7 +304,7 @@ with EmbeddedLog(sys.argv[1]) as log:
 """
 
 
-@pytest.mark.parametrize("kills", [pytest.param(5, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("kills", [pytest.param(6, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, path, kills) -> None:
     kill_captures(kills, Workload(path, kills), KILLED, tmp_path / "log", path, *KEYS, first=30, most=12)
     with EmbeddedLog(tmp_path / "log") as log:

@@ -9,33 +9,42 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Container
+from contextlib import ExitStack
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from millstream import terminal
+from millstream.capture.adding import Requests, requested
+from millstream.capture.capturing_topics import POSITIONS, SEGMENT_BYTES, create_if_missing, newest_position
 from millstream.capture.changes import TableShape
 from millstream.capture.ports import Database, Opener, Piece, Position
 from millstream.capture.stepping import RETRY_SECONDS, repeat
-from millstream.errors import AlreadyExists, InvalidInput, SourceUnavailable, UnknownTopic
+from millstream.capture.transactions import LIST, SCHEMA, Tally, records
+from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, NotFound, SourceUnavailable
 from millstream.log import Broker
 from millstream.log.topics import checked_name
 
-POSITIONS = "_capture."
 PRODUCER = "capture."
-SEGMENT_BYTES = 1 << 20
-LOOK_BACK = 1000
+REFUSALS = (InvalidInput, NotFound, AlreadyExists)
 logger = terminal.logger(__name__)
 
 
 class Capture:
     """A running capture. The newest of a name takes over: an older one stops with `ProducerFenced`."""
 
-    def __init__(self, log: Broker, name: str, opened: Opener, **settings: Any) -> None:
-        """`settings` are those of new topics."""
+    def __init__(self, log: Broker, name: str, opened: Opener, *, is_inner: bool = False, **settings: Any) -> None:
+        """`is_inner`: part of something else, so nobody adds tables or asks for transactions as a whole.
+
+        `settings` are those of new topics.
+        """
         self._log = log
         self.name = checked_name(name, "capture")
         self._settings = settings
+        self._list = None if is_inner else LIST + self.name
+        self._requests: Requests | None = None
+        self._added: dict[str, str] = {}
+        """Tables beside those that it was started with, each with its topic."""
         self._topics: dict[str, TableShape] = {}
         self.changes = 0
         """Changes stored by this process."""
@@ -43,6 +52,7 @@ class Capture:
         self.database: Database = opened(name)
         try:
             before = newest_position(log, self.name)
+            self._add_again(before)
             shapes = self.database.check(before)
             self._check_topics(shapes, {} if before is None else before["tables"])
             self._producer = log.producer(name=PRODUCER + self.name, acks="all")
@@ -51,7 +61,11 @@ class Capture:
             raise
         try:
             before = newest_position(log, self.name)  # again: an older capture was still writing until now
+            self._add_again(before)
             create_if_missing(log, POSITIONS + self.name, compaction=True, segment_bytes=SEGMENT_BYTES)
+            if self._list is not None:
+                create_if_missing(log, self._list, schema=SCHEMA, **{**settings, "partitions": 1})
+                self._requests = Requests(log, self.name)
             for shape in shapes:
                 self._fit(shape)
             self.position = self.database.begin(before)
@@ -63,14 +77,19 @@ class Capture:
 
     def step(self, wait_s: float = 0.0) -> bool:
         """Stores the next changes, if there are any after waiting so long."""
+        self._add_tables()
         found = self.database.next(self.position, wait_s)
         if found is None:
             return False
-        stored = 0
+        stored, tally = 0, Tally()
         with self._producer.transaction():
             for piece in found.pieces():
                 self._send(piece)
                 stored += piece.records.num_rows
+                if self._list is not None and piece.records.num_rows:
+                    tally.add(piece)
+            if self._list is not None and tally.entries:
+                self._producer.send_batch(self._list, records(tally.entries))
             position = self._with_notes(found.position)
             self._producer.send(POSITIONS + self.name, json.dumps(position), key=self.name)
         self.position = position
@@ -96,12 +115,60 @@ class Capture:
         while not stop.is_set():
             self.database.close()
             try:
-                self.database = self._opened(self.name)
-                self.database.check(self.position)
-                self.position = self.database.begin(self.position)
+                self._open_again(self._added)
                 return
             except SourceUnavailable:
                 stop.wait(RETRY_SECONDS)
+
+    def _open_again(self, added: dict[str, str]) -> list[TableShape]:
+        """Continues with these tables beside those that it was started with."""
+        self.database = self._opened(self.name)
+        self.database.add(added)
+        shapes = self.database.check(self.position)
+        self._check_topics(shapes, self.position["tables"])
+        self.position = self.database.begin(self.position)
+        return shapes
+
+    # ------------------------------------------------------------ more tables
+
+    def _add_again(self, before: Position | None) -> None:
+        """Those that were added to earlier captures of this name."""
+        if self._list is not None and before is not None:
+            asked = requested(self._log, self.name)
+            self._added = {table: topic for table, topic in asked.items() if table in before["tables"]}
+            self.database.add(self._added)
+
+    def _add_tables(self) -> None:
+        """Takes up requests. One that cannot be met is refused, and the capture goes on without the table."""
+        if self._requests is None:
+            return
+        for table, topic in self._requests.waiting().items():
+            if table in self.position["tables"]:
+                self._requests.done(table)
+                continue
+            self.database.close()
+            try:
+                shapes = self._open_again({**self._added, table: topic})
+                if table not in self.position["tables"]:  # by which it is found again
+                    raise InvalidInput(
+                        f"the database writes the name of the table '{table}' otherwise",
+                        next_step=f"write it as in {', '.join(self.position['tables'])}",
+                    )
+            except REFUSALS as error:
+                self._refuse(table, topic, error)
+                continue
+            self._added[table] = topic
+            for shape in shapes:
+                self._fit(shape)
+            self._requests.done(table)
+            logger.warning("table '%s' is captured as well now, into topic '%s'", table, topic)
+
+    def _refuse(self, table: str, topic: str, error: MillstreamError) -> None:
+        logger.warning("table '%s' is not captured: %s", table, error)
+        assert self._requests is not None
+        self._requests.refuse(self._producer, table, topic, error)
+        self.database.close()
+        self._open_again(self._added)
 
     def _with_notes(self, position: Position) -> Position:
         """The position as it is stored: a capture may add what it must not forget."""
@@ -148,10 +215,11 @@ class Capture:
     # ------------------------------------------------------------ closing
 
     def close(self) -> None:
-        try:
-            self._producer.close()
-        finally:
-            self.database.close()
+        with ExitStack() as closing:
+            closing.callback(self.database.close)
+            closing.callback(self._producer.close)
+            if self._requests is not None:
+                closing.callback(self._requests.close)
 
     def __enter__(self) -> Self:
         return self
@@ -160,28 +228,3 @@ class Capture:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-
-def newest_position(log: Broker, name: str) -> Position | None:
-    """Where a capture of this name continues; None if it has stored nothing."""
-    topic = POSITIONS + name
-    try:
-        info = log.describe_topic(topic).partitions[0]
-    except UnknownTopic:
-        return None
-    for start in (max(info.start_offset, info.end_offset - LOOK_BACK), info.start_offset):
-        with log.consumer(topic, start=start) as consumer:
-            found = [record.value for record in consumer.until_caught_up()]
-        if found:
-            position: Position = json.loads(found[-1])
-            return position
-    return None
-
-
-def create_if_missing(log: Broker, topic: str, **settings: object) -> bool:
-    """Creates a topic; whether it is new."""
-    try:
-        log.create_topic(topic, **settings)
-    except AlreadyExists:
-        return False
-    return True

@@ -7,7 +7,7 @@ nullable, and of columns that the table had before: a schema only grows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -154,6 +154,19 @@ class TableShape:
             by_name[field.name].cast(field.type) if field.name in by_name else pa.nulls(rows, field.type)
             for field in self.stored.arrow
         ]
+
+
+def check_distinct(tables: Iterable[tuple[str, Hashable]], where: str) -> None:
+    """Raises if two names are of the same table: its changes would go to one of the topics only."""
+    names: dict[Hashable, str] = {}
+    for name, id in tables:
+        if id in names:
+            raise InvalidInput(
+                f"'{name}' is another name of the table '{names[id]}', which is captured already",
+                where=where,
+                next_step="name each table once",
+            )
+        names[id] = name
 
 
 def envelope(columns: Schema) -> Schema:

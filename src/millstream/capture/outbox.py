@@ -21,7 +21,8 @@ from typing import Any, Protocol
 import pyarrow.compute as pc
 
 from millstream import terminal
-from millstream.capture.capturing import Capture, create_if_missing
+from millstream.capture.capturing import Capture
+from millstream.capture.capturing_topics import create_if_missing
 from millstream.capture.changes import INSERT, SNAPSHOT, TableShape
 from millstream.capture.ports import Opener, Piece, Position
 from millstream.connectors import arguments
@@ -135,7 +136,7 @@ class OutboxCapture(Capture):
         self._sent: list[int] = []
         """Ids of this step."""
         self._removed: Ranges = []
-        super().__init__(log, name, outbox.store.opener(outbox.table), **settings)
+        super().__init__(log, name, outbox.store.opener(outbox.table), is_inner=True, **settings)
 
     def step(self, wait_s: float = 0.0) -> bool:
         self._remove()  # what the last process has sent, and not removed

@@ -7,7 +7,7 @@ stored position repeats nothing, and misses nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -46,6 +46,9 @@ class Database(Protocol):
     @property
     def where(self) -> str:
         """For messages; without a password."""
+
+    def add(self, tables: Mapping[str, str]) -> None:
+        """More tables to capture, each with its topic; called before `check` or `begin`."""
 
     def check(self, position: Position | None) -> list[TableShape]:
         """The captured tables. Raises if they cannot be captured from this position, and changes nothing."""

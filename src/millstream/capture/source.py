@@ -105,7 +105,8 @@ class Capturing:
         self._error: BaseException | None = None
         with ExitStack() as opening:
             opening.callback(self._log.close)
-            self._capture = opening.enter_context(Capture(self._log, _name(folder), opened, retention=RETENTION))
+            capture = Capture(self._log, _name(folder), opened, is_inner=True, retention=RETENTION)
+            self._capture = opening.enter_context(capture)
             self._capture.catch_up(self._stop)
             opening.pop_all()
         self._thread = threading.Thread(target=self._run, name="millstream-capture", daemon=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
 
@@ -16,6 +16,7 @@ from millstream.records import Schema
 
 PIECE_ROWS = 10_000
 STEP_CHANGES = 50_000
+COMPARED_CHANGES = 5_000
 Id = TypeVar("Id", bound=Hashable)
 """What the database calls a table."""
 Converted = TypeVar("Converted")
@@ -109,5 +110,32 @@ def _ddl(kind: pa.DataType) -> str:
 
 
 def being_read(position: Position) -> str | None:
-    """The table whose snapshot is not complete yet."""
-    return next((name for name, state in position["snapshot"].items() if not state["done"]), None)
+    """The table whose snapshot is not complete yet; one that was begun comes first, since its changes count already."""
+    states: dict[str, dict[str, Any]] = position["snapshot"]
+    left = [name for name, state in states.items() if not state["done"]]
+    return min(left, key=lambda name: states[name]["last"] is None, default=None)
+
+
+def keep_order(table: str, where: str, state: dict[str, Any], kinds: list[str]) -> None:
+    """Raises if keys are not sorted any more as they were for the chunks that were read."""
+    if state["last"] is not None and state.get("order", kinds) != kinds:
+        raise InvalidInput(
+            f"the type of the key of table '{table}' has changed while its rows were being read",
+            where=where,
+            next_step="capture the table under another name, into another topic",
+        )
+    state["order"] = kinds
+
+
+def batches(
+    sent: Iterable[tuple[Id, Change | TableShape]],
+) -> Iterator[list[tuple[Id, Change | TableShape]]]:
+    """Changes whose keys are compared at once. What follows a new shape is not read before that is in use."""
+    batch: list[tuple[Id, Change | TableShape]] = []
+    for each in sent:
+        batch.append(each)
+        if len(batch) >= COMPARED_CHANGES or isinstance(each[1], TableShape):
+            yield batch
+            batch = []
+    if batch:
+        yield batch

@@ -54,6 +54,7 @@ def register(app: typer.Typer) -> None:
         sqlite_tables,
         postgres_tables,
         mariadb_tables,
+        add_to_captures,
         outbox_events,
         slots_of_captures,
     )
@@ -164,6 +165,33 @@ def mariadb_tables(
     chosen = name or parsed(address).database
     opened = partial(MariadbDatabase, address, _tables(table), types=_types(type))
     _run(session, into, until_caught_up, partial(Capture, name=chosen, opened=opened, partitions=partitions))
+
+
+def add_to_captures(
+    session: Session,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Of the capture: --name, or that of the database.")],
+    table: Tables = None,
+    into: Into = None,
+    wait: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="For the answer of the capture.")] = 10.0,
+) -> None:
+    """Add tables to a capture while it runs.
+
+    It reads their rows beside the changes of the others, and has them from then on. If it does not run, it adds them
+    when it is started again.
+
+    \b
+    Example:
+      millstream capture add shop --table items --table sales.refunds=refunds
+    """
+    from millstream.capture.adding import add_to_capture
+
+    tables = _tables(table)
+    session = replace(session, address=into or session.address)
+    with session.log() as log:
+        is_added = add_to_capture(log, name, tables, wait_s=wait)
+    listed = ", ".join(tables)
+    said = f"capture '{name}' has {listed} now" if is_added else f"capture '{name}' will add {listed} when it runs"
+    show_done(session, said, document={"capture": name, "tables": list(tables), "added": is_added})
 
 
 def outbox_events(

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import TRUNCATE, TableShape
+from millstream.capture.changes import TRUNCATE, TableShape, check_distinct
 from millstream.capture.mariadb.address import parsed
 from millstream.capture.mariadb.binlog import (
     Begin,
@@ -76,6 +76,9 @@ class MariadbDatabase:
 
     # ------------------------------------------------------------ start
 
+    def add(self, tables: Mapping[str, str]) -> None:
+        self._wanted = {**self._wanted, **tables}
+
     def check(self, position: Position | None) -> list[TableShape]:
         with explained(self._address):
             check_server(self._db, self.where)
@@ -104,8 +107,10 @@ class MariadbDatabase:
         """Reads the definitions of the tables."""
         known = {} if position is None else position["tables"]
         self._folds_names = folds_names(self._db)
+        found = {name: find_table(self._db, name, self._address.database, self.where) for name in self._wanted}
+        check_distinct([(name, table.id) for name, table in found.items()], self.where)
         for name, topic in self._wanted.items():
-            table = find_table(self._db, name, self._address.database, self.where)
+            table = found[name]
             shape = shape_of(table, topic, table.columns, self._types)
             self.tables[table.id] = table
             self.shapes[table.id] = shape.since(Schema.of(known[name]), self.where) if name in known else shape

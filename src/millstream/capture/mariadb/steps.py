@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 
 from millstream.capture import stream_steps
-from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE, Change, TableShape
+from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, UPDATE, Change, TableShape
 from millstream.capture.mariadb.binlog import Begin, Commit, Image, Rows
-from millstream.capture.mariadb.tables import MariadbTable, TableId, quoted
+from millstream.capture.mariadb.keys import Key, KeyOrder
+from millstream.capture.mariadb.tables import MariadbTable, TableId
 from millstream.capture.mariadb.types import converter
 from millstream.capture.ports import Piece, Position, Progress
-from millstream.capture.stream_steps import PIECE_ROWS, StreamStep
+from millstream.capture.stream_steps import PIECE_ROWS, StreamStep, batches, keep_order
 from millstream.errors import SourceUnavailable
 
 if TYPE_CHECKING:
@@ -96,39 +97,53 @@ class ChunkStep(ChangesStep):
         super().__init__(database, position)
         self._table = table
         self._state: dict[str, Any] = self.position["snapshot"][table.name]
+        last = self._state["last"]
+        self._start: Key | None = [last] if isinstance(last, int) else last  # older versions stored a number
 
     def pieces(self) -> Iterator[Piece]:
         with self._database.snapshot(self._table) as (db, mark):
-            yield from self._gathered(self._before(mark))
-            yield from self._rows(db, mark)
+            order = KeyOrder.of(db, self._table)
+            if order is not None:
+                keep_order(self._table.name, self._database.where, self._state, order.kinds)
+            yield from self._gathered(self._before(mark, order))
+            yield from self._rows(db, mark, order)
 
-    def _before(self, mark: int) -> Iterator[Sent]:
-        for table, change in self._sent(mark):
-            if isinstance(change, TableShape) or self._is_read(table, change):
-                yield table, change
+    def _before(self, mark: int, order: KeyOrder | None) -> Iterator[Sent]:
+        for batch in batches(self._sent(mark)):
+            are_read = iter(self._are_read(batch, order))
+            for table, change in batch:
+                if isinstance(change, TableShape) or (
+                    next(are_read) if table == self._table.id else self._is_complete(table)
+                ):
+                    yield table, change
 
-    def _is_read(self, table: TableId, change: Change) -> bool:
-        """Whether the snapshot has the row of a change already."""
-        shape = self._shapes[table]
-        state = self.position["snapshot"].get(shape.name)
-        if state is None or state["done"]:
-            return True
-        image = change.before if change.after is None else change.after
-        if state["last"] is None or image is None:
-            return state["last"] is not None and change.op == TRUNCATE
-        return bool(image[shape.columns.names.index(shape.key[0])] <= state["last"])
+    def _is_complete(self, table: TableId) -> bool:
+        """Whether the snapshot of a table has all its rows."""
+        state = self.position["snapshot"].get(self._shapes[table].name)
+        return state is None or bool(state["done"])
+
+    def _are_read(self, batch: list[Sent], order: KeyOrder | None) -> list[bool]:
+        """Whether earlier chunks have the rows of the table's changes. A truncation has deleted these."""
+        changes = [each for table, each in batch if table == self._table.id and isinstance(each, Change)]
+        if self._start is None or order is None:
+            return [False] * len(changes)
+        names = self._shapes[self._table.id].columns.names
+        images = [change.before if change.after is None else change.after for change in changes]
+        known = [order.key(image, names) for image in images if image is not None]
+        are_after = iter(order.reach(known, self._start) if known else ())
+        return [image is None or not next(are_after) for image in images]
 
     # ------------------------------------------------------------ rows
 
-    def _rows(self, db: Any, mark: int) -> Iterator[Piece]:
+    def _rows(self, db: Any, mark: int, order: KeyOrder | None) -> Iterator[Piece]:
         table, shape = self._database.current(db, self._table)
         self._follow(table.id, shape)
         position, state = self.position, self._state
         position["at_us"] = max(position["at_us"], time.time_ns() // 1000)
-        transaction = f"{SNAPSHOT} {mark}"
+        transaction = f"{SNAPSHOT} {mark} {table.name}.{state['rows']}"
         count = 0
         with db.cursor(self._database.unbuffered) as cursor:
-            cursor.execute(self._select(table))
+            cursor.execute(*self._select(table, order))
             while found := cursor.fetchmany(PIECE_ROWS):
                 start = state["rows"]
                 place = mark, position["at_us"]
@@ -138,15 +153,17 @@ class ChunkStep(ChangesStep):
                 yield Piece(shape, self._batch(shape, changes))
                 count += len(found)
                 state["rows"] += len(found)
-                if table.number is not None:
-                    state["last"] = found[-1][shape.columns.names.index(table.number)]
+                if order is not None:
+                    state["last"] = order.key(found[-1], shape.columns.names)
                 self._database.reading = Progress(table.name, state["rows"])
-        state["done"] = table.number is None or count < CHUNK_ROWS
+        state["done"] = order is None or count < CHUNK_ROWS
 
-    def _select(self, table: MariadbTable) -> str:
+    def _select(self, table: MariadbTable, order: KeyOrder | None) -> tuple[str, list[object] | None]:
         select = f"SELECT {table.selected} FROM {table.full_name}"
-        if table.number is None:
-            return select
-        key, last = quoted(table.number), self._state["last"]
-        after = "" if last is None else f" WHERE {key} > {int(last)}"
-        return f"{select}{after} ORDER BY {key} LIMIT {CHUNK_ROWS}"
+        if order is None:
+            return select, None
+        if self._start is None:
+            return f"{select} ORDER BY {order.names} LIMIT {CHUNK_ROWS}", None
+        condition, given = order.after(self._start)
+        select, names = (text.replace("%", "%%") for text in (select, order.names))
+        return f"{select} WHERE {condition} ORDER BY {names} LIMIT {CHUNK_ROWS}", given

@@ -57,12 +57,6 @@ class MariadbTable:
         return ".".join(map(quoted, self.id))
 
     @property
-    def number(self) -> str | None:
-        """The key, if it is one column of whole numbers: then rows can be read in chunks."""
-        kinds = {column.name: column.kind for column in self.columns}
-        return self.key[0] if len(self.key) == 1 and kinds.get(self.key[0]) in values.WHOLE_BYTES else None
-
-    @property
     def selected(self) -> str:
         """As numbers, floats are exact; as texts they are rounded."""
         return ", ".join(

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import TableShape
+from millstream.capture.changes import TableShape, check_distinct
 from millstream.capture.ports import Position, Progress
 from millstream.capture.postgres.connections import (
     Replication,
@@ -85,6 +85,9 @@ class PostgresDatabase:
 
     # ------------------------------------------------------------ start
 
+    def add(self, tables: Mapping[str, str]) -> None:
+        self._wanted = {**self._wanted, **tables}
+
     def check(self, position: Position | None) -> list[TableShape]:
         with explained(self._dsn):
             self._check_server()
@@ -127,6 +130,7 @@ class PostgresDatabase:
         """Reads the definitions of the tables."""
         known = {} if position is None else position["tables"]
         self.tables = {name: find_table(self._db, name, self.where) for name in self._wanted}
+        check_distinct([(name, table.oid) for name, table in self.tables.items()], self.where)
         for name, table in self.tables.items():
             shape = self.types.shape(table, self._wanted[name], table.columns)
             self.shapes[table.oid] = shape.since(Schema.of(known[name]), self.where) if name in known else shape

@@ -16,11 +16,11 @@ from millstream.capture import stream_steps
 from millstream.capture.changes import DELETE, INSERT, MESSAGE, SNAPSHOT, TRUNCATE, UPDATE, Change, TableShape
 from millstream.capture.ports import Piece, Position, Progress
 from millstream.capture.postgres.connections import Snapshot, copied
+from millstream.capture.postgres.keys import Key, KeyOrder
 from millstream.capture.postgres.pgoutput import UNSENT, Begin, Commit, Emitted, Relation, Row, Texts, Truncate, Unsent
 from millstream.capture.postgres.tables import PostgresTable
 from millstream.capture.postgres.types import column, to_arrow
-from millstream.capture.stream_steps import StreamStep
-from millstream.connectors.databases.postgres import quoted
+from millstream.capture.stream_steps import StreamStep, batches, keep_order
 from millstream.errors import SourceUnavailable
 from millstream.records import Schema
 
@@ -157,10 +157,12 @@ class ChangesStep(StreamStep[int]):
         if message.op == INSERT:
             yield message.oid, INSERT, None, _image(new), None
             return
-        if old is not None and not message.is_key_only:
-            new = [before if after is UNSENT else after for before, after in zip(old, new, strict=True)]
-        unsent = [name for name, value in zip(shape.columns.names, new, strict=True) if value is UNSENT] or None
         places = [shape.columns.names.index(name) for name in shape.key]
+        if old is not None:  # a key may be a large value, too
+            is_known = [not message.is_key_only or place in places for place in range(len(old))]
+            pairs = zip(old, new, is_known, strict=True)
+            new = [before if after is UNSENT and known else after for before, after, known in pairs]
+        unsent = [name for name, value in zip(shape.columns.names, new, strict=True) if value is UNSENT] or None
         if old is not None and places and any(old[place] != new[place] for place in places):
             yield message.oid, DELETE, _image(old), None, None
             yield message.oid, INSERT, None, _image(new), unsent
@@ -186,93 +188,108 @@ class ChunkStep(ChangesStep):
         super().__init__(database, position)
         self._table = table
         self._state: dict[str, Any] = self.position["snapshot"][table.name]
+        last = self._state["last"]
+        self._start: Key | None = [str(last)] if isinstance(last, int) else last  # older versions stored a number
         self._later: list[tuple[int, Change]] = []
         self._skipped: set[int] = set()
+        self._chunk = ""
+        """In place of a transaction."""
 
     def pieces(self) -> Iterator[Piece]:
         with self._database.snapshot(self.position["skipped"], self._state["since"]) as (db, seen):
-            last = self._end_of_chunk(db)
+            order = KeyOrder(db, self._table) if self._table.key else None
+            last = None if order is None else self._end_of_chunk(order)
             mark = self._database.end()  # everything that the snapshot sees was committed before
-            yield from self._gathered(self._before(mark, seen, last))
-            yield from self._rows(db, last)
+            yield from self._gathered(self._before(mark, seen, order, last))
+            yield from self._rows(db, "true" if order is None else order.between(self._start, last))
         yield from self._gathered(self._later)
         self._state["last"] = last
         self._state["done"] = last is None
         self.position["skipped"] = sorted(self._skipped)
 
-    def _end_of_chunk(self, db: Any) -> int | None:
+    def _end_of_chunk(self, order: KeyOrder) -> Key | None:
         """The last key of the chunk; None if it has all rows that are left."""
-        if self._table.number is None:
-            return None
-        key = quoted(self._table.number)
-        rows = f"SELECT {key} FROM {self._table.only}{self._after()} ORDER BY {key} LIMIT {CHUNK_ROWS}"
-        count, last = db.execute(f"SELECT count(*), max({key}) FROM ({rows}) AS rows").fetchone()
-        return int(last) if count == CHUNK_ROWS else None
-
-    def _after(self) -> str:
-        last = self._state["last"]
-        return "" if last is None else f" WHERE {quoted(str(self._table.number))} > {last}"
+        keep_order(self._table.name, self._database.where, self._state, order.kinds)
+        return order.at(self._start, CHUNK_ROWS)
 
     # ------------------------------------------------------------ changes
 
-    def _before(self, mark: int, seen: Snapshot, last: int | None) -> Iterator[Sent]:
+    def _before(self, mark: int, seen: Snapshot, order: KeyOrder | None, last: Key | None) -> Iterator[Sent]:
         """The changes before the chunk; those after it are noted. From the first of these on, all come after it."""
-        for oid, change in self._sent(mark):
-            if isinstance(change, TableShape):
-                if oid == self._table.oid and self._later:
-                    raise SourceUnavailable(f"table '{change.name}' was altered while its rows were being read")
-                yield oid, change
-                continue
-            if oid == MESSAGES:
-                yield oid, change
-                continue
-            xid = int(change.transaction)
-            if oid != self._table.oid:
-                state = self.position["snapshot"].get(self._database.shapes[oid].name)
-                if state is None or state["done"]:
+        for batch in batches(self._sent(mark)):
+            places = iter(self._places(batch, order, last))
+            for oid, change in batch:
+                if isinstance(change, TableShape):
+                    if oid == self._table.oid and self._later:
+                        raise SourceUnavailable(f"table '{change.name}' was altered while its rows were being read")
                     yield oid, change
-                else:
-                    self._skipped.add(xid)
-                continue
-            is_later = bool(self._later) or not seen.has(xid)
-            place = self._place(change, last)
-            if place == "beyond":
-                self._skipped.add(xid)
-            elif place == "before" or not seen.has(xid):
-                if is_later:
-                    self._later.append((oid, change))
-                else:
+                elif oid == MESSAGES:
                     yield oid, change
+                elif oid != self._table.oid:
+                    state = self.position["snapshot"].get(self._database.shapes[oid].name)
+                    if state is None or state["done"]:
+                        yield oid, change
+                    else:
+                        self._skipped.add(int(change.transaction))
+                else:
+                    yield from self._placed(oid, change, next(places), seen)
 
-    def _place(self, change: Change, last: int | None) -> str:
-        """Whether the row of a change is in an earlier chunk, in this one, or beyond it."""
-        if change.op == TRUNCATE:
-            return "before"  # it has deleted what earlier chunks have
-        if self._table.number is None:
-            return "here"
+    def _placed(self, oid: int, change: Change, place: str, seen: Snapshot) -> Iterator[Sent]:
+        """A change of the table that is being read."""
+        xid = int(change.transaction)
+        is_later = bool(self._later) or not seen.has(xid)
+        if place == "beyond":
+            self._skipped.add(xid)
+        elif place == "before" or not seen.has(xid):
+            if is_later:
+                self._later.append((oid, change))
+            else:
+                yield oid, change
+
+    def _places(self, batch: list[Sent], order: KeyOrder | None, last: Key | None) -> list[str]:
+        """Whether the rows of the table's changes are in an earlier chunk, in this one, or beyond it."""
+        changes = [each for oid, each in batch if oid == self._table.oid and isinstance(each, Change)]
+        keys = [self._key(change) for change in changes]
+        known = [key for key in keys if key]
+        if order is None or not known:
+            after_start = after_end = [False] * len(known)
+        else:
+            after_start = [True] * len(known) if self._start is None else order.reach(known, self._start)
+            after_end = [False] * len(known) if last is None else order.reach(known, last)
+        found = iter(zip(after_start, after_end, strict=True))
+        places = []
+        for key in keys:
+            if key is None:
+                places.append("before")  # a truncation has deleted what earlier chunks have
+            elif not key:
+                places.append("here")
+            else:
+                is_after_start, is_after_end = next(found)
+                places.append("beyond" if is_after_end else "here" if is_after_start else "before")
+        return places
+
+    def _key(self, change: Change) -> Key | None:
+        """None of a truncation, and an empty one if the table has no key."""
         image = change.before if change.after is None else change.after
-        assert image is not None
+        if image is None:
+            return None
         names = self._database.shapes[self._table.oid].columns.names
-        key = int(image[names.index(self._table.number)] or 0)
-        if self._state["last"] is not None and key <= self._state["last"]:
-            return "before"
-        return "here" if last is None or key <= last else "beyond"
+        return [(image[names.index(name)] or b"").decode() for name in self._table.key]
 
     # ------------------------------------------------------------ rows
 
-    def _rows(self, db: Any, last: int | None) -> Iterator[Piece]:
+    def _rows(self, db: Any, chosen: str) -> Iterator[Piece]:
         table, shape = self._database.current(db, self._table)
         self._follow(table.oid, replace(self._database.shapes[table.oid], stored=shape.stored))
-        bound = self._after()
-        if last is not None:
-            bound += f"{' AND' if bound else ' WHERE'} {quoted(str(self._table.number))} <= {last}"
         if self._later:
             _, first = self._later[0]
             place = first.position, first.at_us
         else:
             self.position["at_us"] = max(self.position["at_us"], time.time_ns() // 1000)
             place = self.position["lsn"], self.position["at_us"]
-        select = f"COPY (SELECT {table.selected} FROM {table.only}{bound}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
+        self._chunk = f"{SNAPSHOT} {place[0]} {table.name}.{self._state['rows']}"
+        rows = f"SELECT {table.selected} FROM {table.only} WHERE {chosen}"
+        select = f"COPY ({rows}) TO STDOUT (FORMAT csv, FORCE_QUOTE *)"
         for batch in _parsed(copied(db, select), len(table.columns)):
             yield Piece(shape, self._records(shape, batch, *place))
             self._state["rows"] += batch.num_rows
@@ -281,7 +298,7 @@ class ChunkStep(ChangesStep):
     def _records(self, shape: TableShape, raw: pa.RecordBatch, lsn: int, at_us: int) -> pa.RecordBatch:
         fields = zip(raw.columns, shape.columns.arrow, strict=True)
         columns = [self._column(shape, texts, field) for texts, field in fields]
-        return shape.snapshot(columns, _keys(shape, raw), f"{SNAPSHOT} {lsn}", self._state["rows"], lsn, at_us)
+        return shape.snapshot(columns, _keys(shape, raw), self._chunk, self._state["rows"], lsn, at_us)
 
     def _column(self, shape: TableShape, texts: pa.Array, field: pa.Field) -> pa.Array:
         try:

@@ -40,8 +40,6 @@ SELECT CASE WHEN pg_table_is_visible(oid) THEN relname ELSE relnamespace::regnam
 FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace NOT IN
 ('pg_catalog'::regnamespace, 'information_schema'::regnamespace) ORDER BY 1
 """
-WHOLE_NUMBERS = (20, 21, 23)
-"""The oids of bigint, smallint and integer."""
 Column = tuple[str, int, int]
 """Name, and the oid and modifier of the type."""
 
@@ -57,12 +55,6 @@ class PostgresTable:
     replica_identity: str
     key: tuple[str, ...]
     columns: tuple[Column, ...]
-
-    @property
-    def number(self) -> str | None:
-        """The key, if it is one column of whole numbers: then rows can be read in chunks."""
-        kinds = {name: oid for name, oid, _ in self.columns}
-        return self.key[0] if len(self.key) == 1 and kinds.get(self.key[0]) in WHOLE_NUMBERS else None
 
     @property
     def only(self) -> str:

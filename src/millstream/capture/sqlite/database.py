@@ -19,8 +19,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, UPDATE, Change, TableShape
+from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, UPDATE, Change, TableShape, check_distinct
 from millstream.capture.ports import Piece, Position, Progress
+from millstream.capture.sqlite.keys import KeyOrder
 from millstream.capture.sqlite.tables import SqliteTable, find_table, to_arrow
 from millstream.capture.sqlite.triggers import Triggers
 from millstream.connectors.databases.sqlite import PASSING, error_name, quoted
@@ -60,6 +61,9 @@ class SqliteDatabase:
         self._seen: tuple[int, int] | None = None
 
     # ------------------------------------------------------------ start
+
+    def add(self, tables: Mapping[str, str]) -> None:
+        self._wanted = {**self._wanted, **tables}
 
     def check(self, position: Position | None) -> list[TableShape]:
         with self._errors():
@@ -104,6 +108,8 @@ class SqliteDatabase:
         """Reads the definitions of the tables."""
         known = {} if position is None else position["tables"]
         found = [find_table(self._db, name, self.where) for name in self._wanted]
+        names = [(name, table.name) for name, table in zip(self._wanted, found, strict=True)]
+        check_distinct(names, self.where)
         self.tables = {table.name: table for table in found}
         for column in self._types:
             self._check_column(*column)
@@ -215,6 +221,10 @@ class SqliteDatabase:
         self._db.close()
 
     # ------------------------------------------------------------ transactions and errors
+
+    @property
+    def connection(self) -> sqlite3.Connection:
+        return self._db
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -333,23 +343,20 @@ class SqliteStep:
         state = self.position["tables"][table.name]
         if state["again"] or state["snapshot"] == DONE:
             return True
-        row = before or after
-        return state["snapshot"] is not None and row is not None and bool(row[-1] <= state["snapshot"])
+        row, last = before or after, state["snapshot"]
+        if last is None or row is None:
+            return False
+        if table.rowid is None:
+            return not KeyOrder(self._database.connection, table).is_after(row, last)
+        return bool(row[-1] <= last)
 
     # ------------------------------------------------------------ snapshots
 
     def _chunk(self, db: sqlite3.Connection, name: str, state: dict[str, Any]) -> Iterator[Piece]:
         table = self._database.tables[name]
-        listed = ", ".join(map(quoted, table.recorded_names))
-        select = f"SELECT {listed} FROM {quoted(name)}"
-        if table.rowid is None:  # read at once: rows have no number to continue from
-            rows = db.execute(select)
-        else:
-            limits = "" if state["snapshot"] is None else f" WHERE {quoted(table.rowid)} > ?"
-            start = () if state["snapshot"] is None else (state["snapshot"],)
-            rows = db.execute(f"{select}{limits} ORDER BY {quoted(table.rowid)} LIMIT {CHUNK_ROWS}", start)
+        rows = db.execute(self._select(db, table, state["snapshot"]))
         self.position["at_us"] = max(self.position["at_us"], time.time_ns() // 1000)
-        transaction = f"{SNAPSHOT} {self.position['schema']}.{self.position['id']}"
+        transaction = f"{SNAPSHOT} {self.position['schema']}.{self.position['id']} {name}.{state['rows']}"
         width, count = len(table.read_names), 0
         while found := rows.fetchmany(PIECE_ROWS):
             places = range(state["rows"] + count, state["rows"] + count + len(found))
@@ -362,10 +369,23 @@ class SqliteStep:
                 ],
             )
             count += len(found)
-            state["snapshot"] = found[-1][-1]
+            state["snapshot"] = found[-1][-1] if table.rowid is not None else list(found[-1][width:])
         state["rows"] += count
-        if table.rowid is None or count < CHUNK_ROWS:
+        if count < CHUNK_ROWS:
             state["snapshot"] = DONE
+
+    def _select(self, db: sqlite3.Connection, table: SqliteTable, last: Any) -> str:
+        """The next rows, in the order of their numbers, or of their keys; these are read at the end of a row."""
+        names = [quoted(name) for name in table.recorded_names]
+        if table.rowid is not None:
+            order = quoted(table.rowid)
+            after = f"{order} > {last}"
+        else:
+            keys = KeyOrder(db, table)
+            names, order = [*names, *keys.literals], keys.by
+            after = "" if last is None else keys.after(last)
+        where = "" if last is None else f" WHERE {after}"
+        return f"SELECT {', '.join(names)} FROM {quoted(table.name)}{where} ORDER BY {order} LIMIT {CHUNK_ROWS}"
 
 
 def _text(given: bytes) -> str:

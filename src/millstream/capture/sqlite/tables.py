@@ -49,6 +49,11 @@ class SqliteTable:
         return names if self.rowid is None else (*names, self.rowid)
 
     @property
+    def collations(self) -> dict[str, str]:
+        """Of the columns of the primary key."""
+        return dict(next((index for index in self.unique if tuple(name for name, _ in index) == self.primary_key), ()))
+
+    @property
     def has_fixed_rowid(self) -> bool:
         """Whether VACUUM keeps the row numbers, because a column has them."""
         declared = dict(self.columns)

@@ -43,7 +43,7 @@ class Requests:
         self._open.pop(table, None)
 
     def refuse(self, producer: Producer, table: str, topic: str, error: MillstreamError) -> None:
-        """So that the request is not tried again, and whoever made it learns why."""
+        """So that the request is not tried again, and its sender learns why."""
         reason = {"refused": error.what, "next_step": error.next_step}
         with producer.transaction():
             producer.send(self._topic, json.dumps({"table": table, "topic": topic, **reason}), key=table)

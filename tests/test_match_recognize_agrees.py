@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import permutations
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
@@ -47,17 +47,23 @@ class Variable:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class Group:
+    """Parts in parentheses; what stands between them differs."""
+
     parts: tuple[Any, ...]
+    between_sql: ClassVar[str] = " "
+    between_regex: ClassVar[str] = ""
 
     @property
     def sql(self) -> str:
-        return f"({' '.join(part.sql for part in self.parts)})"
+        return f"({self.between_sql.join(part.sql for part in self.parts)})"
 
     @property
     def regex(self) -> str:
-        return f"(?:{''.join(part.regex for part in self.parts)})"
+        return f"(?:{self.between_regex.join(part.regex for part in self.parts)})"
 
+
+class Sequence(Group):
     def ways(self, text: str, at: int) -> Iterator[Taken]:
         if not self.parts:
             yield ()
@@ -67,17 +73,9 @@ class Sequence:
                 yield first + rest
 
 
-@dataclass(frozen=True)
-class Alternatives:
-    parts: tuple[Any, ...]
-
-    @property
-    def sql(self) -> str:
-        return f"({' | '.join(part.sql for part in self.parts)})"
-
-    @property
-    def regex(self) -> str:
-        return f"(?:{'|'.join(part.regex for part in self.parts)})"
+class Alternatives(Group):
+    between_sql = " | "
+    between_regex = "|"
 
     def ways(self, text: str, at: int) -> Iterator[Taken]:
         for part in self.parts:

@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
+SOAK := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 # Without bytecode, every worker would rewrite the assertions of all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 PARTS := properties transcripts log connectors spark kafka cluster benchmarks
@@ -63,7 +64,7 @@ test-more: $(READY)
 soak: $(READY)
 	@failed=; for part in $(or $(PART),$(PARTS)); do \
 		echo "soak: $$part ($$(date -u +%FT%TZ))"; \
-		$(BIN)/python -m pytest --soak=$$part --soak-minutes=$(or $(MINUTES),1) || failed="$$failed $$part"; done; \
+		$(SOAK) --soak=$$part --soak-minutes=$(or $(MINUTES),1) || failed="$$failed $$part"; done; \
 	test -z "$$failed" || { echo "soak: failed in$$failed"; exit 1; }
 
 bench: $(READY)

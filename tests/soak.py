@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Tried:
 
 
 tried_key = pytest.StashKey[dict[str, Tried]]()
+TRIED = "tried"
+"""The name under which a worker reports what became of a property."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -62,6 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[tried_key] = {}
+    config.pluginmanager.register(Summary(config.stash[tried_key]), "soak-summary")
 
 
 @pytest.fixture
@@ -118,13 +121,12 @@ def _scale_kills(item: pytest.Item, share: float) -> None:
 
 def _repeat(item: pytest.Item, seconds: float) -> None:
     """Has a property run again until its time is over."""
-    tried = item.config.stash[tried_key].setdefault(item.nodeid, Tried())
-    item.runtest = _rounds(item.runtest, tried, seconds)  # type: ignore[method-assign]
+    item.runtest = _rounds(item.runtest, item.user_properties, seconds)  # type: ignore[method-assign]
 
 
-def _rounds(once: Callable[[], None], tried: Tried, seconds: float) -> Callable[[], None]:
+def _rounds(once: Callable[[], None], reported: list[tuple[str, Any]], seconds: float) -> Callable[[], None]:
     def run() -> None:
-        start = time.monotonic()
+        start, tried = time.monotonic(), Tried()
         try:
             while tried.rounds == 0 or time.monotonic() - start < seconds:
                 with collector.with_value(tried.note):
@@ -132,12 +134,25 @@ def _rounds(once: Callable[[], None], tried: Tried, seconds: float) -> Callable[
                 tried.rounds += 1
         finally:
             tried.seconds = time.monotonic() - start
+            reported.append((TRIED, asdict(tried)))
 
     return run
 
 
+class Summary:
+    """Collects what the workers report, since each has a memory of its own."""
+
+    def __init__(self, tried: dict[str, Tried]) -> None:
+        self._tried = tried
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        properties: dict[str, Any] = dict(report.user_properties)
+        if report.when == "call" and TRIED in properties:
+            self._tried[report.nodeid] = Tried(**properties[TRIED])
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    found = {name: tried for name, tried in config.stash[tried_key].items() if tried.seconds}
+    found = config.stash[tried_key]
     if not found:
         return
     terminalreporter.section(f"examples of the properties ({config.getoption('soak')})")

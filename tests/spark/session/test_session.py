@@ -192,7 +192,7 @@ from millstream.spark import session
 
 spark = session(settings={"spark.jars": JARS})
 loader = spark._jvm.Thread.currentThread().getContextClassLoader()
-print(loader.getResource("of_the_user.txt") is not None, spark.conf.get("spark.jars"))
+print(*(loader.getResource(f"of_{name}.txt") is not None for name in ("path", "url")), spark.conf.get("spark.jars"))
 
 
 def where(batches):
@@ -209,15 +209,15 @@ print(spark.range(1, numPartitions=1).mapInArrow(where, "place string").collect(
 
 @pytest.mark.more
 @pytest.mark.own_processes
-@pytest.mark.parametrize("prefix", ["", "file://"])
-def test_workers_load_pyspark_with_its_bytecode_also_if_there_are_jars(tmp_path: Path, prefix: str) -> None:
+def test_workers_load_pyspark_with_its_bytecode_also_if_there_are_jars(tmp_path: Path) -> None:
     """Spark's launcher would have them load it from a zip, which takes half a second of every query's start."""
-    jar = tmp_path / "users.jar"
-    with zipfile.ZipFile(jar, "w") as made:
-        made.writestr("of_the_user.txt", "")
-    done = run(WITH_JARS.replace("JARS", repr(prefix + str(jar)), 1), tmp_path / "run")
+    for name in ("path", "url"):
+        with zipfile.ZipFile(tmp_path / f"{name}.jar", "w") as made:
+            made.writestr(f"of_{name}.txt", "")
+    jars = f"{tmp_path / 'path.jar'},file://{tmp_path / 'url.jar'}"
+    done = run(WITH_JARS.replace("JARS", repr(jars), 1), tmp_path / "run")
     assert done.returncode == 0, done.stderr
     found, place = done.stdout.splitlines()
-    assert found == f"True {prefix}{jar}"
+    assert found == f"True True {jars}"
     assert place.endswith("pyspark/__init__.py")
     assert ".zip" not in place

@@ -179,12 +179,31 @@ def test_a_damaged_archive_is_thrown_away(tmp_path: Path) -> None:
         "file = archive.path(java.find())\n"
         "file.parent.mkdir(parents=True)\n"
         "file.write_bytes(bytes.fromhex('f00baba8') + bytes(range(256)) * 8192)\n"
-        "print(session(master='local[1]').range(3).count())\n",
+        "print(session(master='local[1]').range(3).count(), file.exists())\n",
         tmp_path,
         MILLSTREAM_CACHE=str(tmp_path / "cache"),
     )
-    assert (done.stdout, done.stderr) == ("3\n", "")
+    assert (done.stdout, done.stderr) == ("3 False\n", "")
     assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_wrong_setting_leaves_the_archive(tmp_path: Path) -> None:
+    """Goal: it is kept if Java does not start without it either, or all later starts would take twice as long."""
+    done = run(
+        "from millstream.errors import SparkFailed\n"
+        "from millstream.spark import session\n"
+        "from millstream.spark.session import archive, java\n"
+        "file = archive.path(java.find())\n"
+        "file.parent.mkdir(parents=True)\n"
+        "file.write_bytes(b'an archive')\n"
+        "try:\n"
+        "    session(master='local[1]', settings={'spark.driver.memory': '1k'})\n"
+        "except SparkFailed as error:\n"
+        "    print('heap' in error.what, file.exists())\n",
+        tmp_path,
+        MILLSTREAM_CACHE=str(tmp_path / "cache"),
+    )
+    assert done.stdout == "True True\n", done.stdout + done.stderr
 
 
 WITH_JARS = """

@@ -78,7 +78,7 @@ class GroupCommit:
         return taken
 
     def _hand_over(self) -> None:
-        """The next leader is one that waits; it finds its gate open and its requests not done."""
+        """The next leader is one of the waiters; it finds its gate open and its requests not done."""
         if self._waiting:
             self._waiting[0].gate.release()
         else:

@@ -100,5 +100,5 @@ def _interrupted(error: BaseException) -> BaseException:
         return error
     return StorageError(
         "the append was interrupted: it may be recorded or not",
-        next_step="append the same events again: none is doubled",
+        next_step="append the same events again: none is stored twice",
     )

@@ -1,8 +1,9 @@
 """What all tests share: a Spark session, brokers and a Postgres, each started when the first test of a worker needs it.
 
-With several workers, one has all tests that use the session, so that there is only one, and one has those that use
-Kafka alone; tests that start Spark in processes of their own run beside them. A broker is not shared between workers:
-tests stop it, let it hang and change its topics. Random examples are in properties.py, the runners of transcripts in
+With several workers, two have the tests that use a session, file by file, and one has those that use Kafka alone; tests
+that start Spark in processes of their own run beside them. Those that use both Spark and Kafka are in the first of the
+two, so that the second starts no brokers. A broker is not shared between workers: tests stop it, let it hang and change
+its topics. Random examples are in properties.py, the runners of transcripts in
 transcripts.py, and what the long runs do in soak.py.
 """
 
@@ -28,17 +29,24 @@ if TYPE_CHECKING:
 pytest_plugins = ["properties", "soak", "transcripts"]
 # JVMs of tests live for seconds: compiling hot code a second time takes a third of their processor time.
 os.environ.setdefault("MILLSTREAM_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
+# Their files alternate between two sessions: one worker with all of them would be busy long after the others.
+SPARK_GROUPS = ("spark", "spark2")
 
 
 @pytest.hookimpl(tryfirst=True)  # before the workers learn their groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    sessions: dict[Path, str] = {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
             uses = {*item.fixturenames, *_texts(item)}
-            for shared, group in (("spark", "spark"), ("kafka", "kafka"), ("kafka3", "kafka")):
-                if shared in uses:
-                    item.add_marker(pytest.mark.xdist_group(group))
-                    break
+            with_kafka = bool(uses & {"kafka", "kafka3"})
+            if "spark" in uses and not with_kafka:
+                group = sessions.setdefault(item.path, SPARK_GROUPS[len(sessions) % len(SPARK_GROUPS)])
+                item.add_marker(pytest.mark.xdist_group(group))
+            elif "spark" in uses:
+                item.add_marker(pytest.mark.xdist_group(SPARK_GROUPS[0]))
+            elif with_kafka:
+                item.add_marker(pytest.mark.xdist_group("kafka"))
     items.sort(key=lambda item: item.get_closest_marker("own_processes") is None)  # the longest; none should be last
 
 

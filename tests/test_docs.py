@@ -61,7 +61,7 @@ def run_shell(source: str) -> str:
 
 
 def of_its_kind(page: Path) -> object:
-    """Only pages whose Python runs Spark share a session; what a shell starts has its own.
+    """Only pages whose Python runs Spark share sessions; what a shell starts has its own.
 
     Of the pages that start Spark, Kafka or programs, `make test` runs the README, and `make test-more` the others.
     """
@@ -69,9 +69,12 @@ def of_its_kind(page: Path) -> object:
     python = "".join(block.source for block in blocks(text) if block.language == "python")
     shell = "".join(block.source for block in blocks(text) if block.language == "sh")
     on_spark = SPARK.search(python)
-    marks = [pytest.mark.xdist_group("spark")] if on_spark else [pytest.mark.own_processes]
-    if KAFKA in text and not on_spark:
-        marks.append(pytest.mark.xdist_group("kafka"))
+    if on_spark:  # a page with Kafka is in the group that has brokers
+        marks = [pytest.mark.xdist_group("spark" if KAFKA in text else "spark2")]
+    else:
+        marks = [pytest.mark.own_processes]
+        if KAFKA in text:
+            marks.append(pytest.mark.xdist_group("kafka"))
     if page.name not in READ_FIRST and (on_spark or shell or KAFKA in text):
         marks.append(pytest.mark.more)
     return pytest.param(page, id=page.name, marks=marks)

@@ -342,7 +342,8 @@ def test_an_intruder_is_tracked_across_logs(run: Run) -> None:
 @pytest.mark.more
 def test_orders_follow_rules_that_are_changed_while_the_job_runs(run: Run) -> None:
     _, printed = run("trading")
-    assert cells(printed) == [
+    rows = cells(printed)
+    assert rows[:9] == [  # what the rules found
         ("12:03", "ACME", "buy a dip", "1", "47.00"),
         ("12:03", "BOLT", "sell a peak", "1", "33.00"),
         ("12:06", "ACME", "sell a peak", "1", "50.00"),
@@ -352,6 +353,8 @@ def test_orders_follow_rules_that_are_changed_while_the_job_runs(run: Run) -> No
         ("12:14", "ACME", "sell a peak", "2", "50.00"),
         ("12:17", "ACME", "sell a peak", "2", "53.00"),
         ("12:17", "BOLT", "buy a dip", "2", "27.00"),
+    ]
+    assert rows[9:] == [  # what was executed
         ("12:03", "ACME", "bought", "10", "47.00"),
         ("12:06", "ACME", "sold", "10", "50.00"),
         ("12:06", "BOLT", "bought", "10", "30.00"),

@@ -1,5 +1,6 @@
 """What a topic says about a table: replayed, it must be the table itself."""
 
+import threading
 from collections import defaultdict
 
 import millstream as ms
@@ -72,6 +73,21 @@ def execute_each(db, statements):
     """In a transaction of its own, each."""
     for statement in filter(str.strip, statements.split(";")):
         db.execute(statement)
+
+
+def capture_during_writes(capturing, programs):
+    """Captures while programs write: in several captures that each take a few steps, and one that reads the rest."""
+    writers = [threading.Thread(target=program) for program in programs]
+    for writer in writers:
+        writer.start()
+    for _ in range(3):
+        with capturing() as running:
+            for _ in range(2):
+                running.step(0.05)
+    for writer in writers:
+        writer.join()
+    with capturing() as running:
+        running.catch_up()
 
 
 def check_columns_may_change(log, db, capturing, meanwhile, between):

@@ -1,7 +1,6 @@
 """Snapshots of MariaDB are read in chunks by keys of most types, in the order that the database has."""
 
 import random
-import threading
 from contextlib import suppress
 from functools import partial
 
@@ -17,7 +16,7 @@ from millstream.capture.mariadb.keys import KeyOrder
 from millstream.capture.mariadb.tables import find_table
 from millstream.errors import InvalidInput
 
-from .support import check_transactions, records, replayed
+from .support import capture_during_writes, check_transactions, records, replayed
 
 pytestmark = pytest.mark.xdist_group("mariadb")
 TEXTS = ["", "a", "b", "B2", "ab", "a b", "a-b", "é2", "e", "z", "Z9", "%", "it's", "\\", '"', "10", "9", "_", "~"]
@@ -113,17 +112,7 @@ def test_chunks_and_changes_add_up_to_the_table(log, dsn, table, monkeypatch) ->
     names = create(db, table, columns)
     work, other = (KeyWork(dsn, table, names, keys, seed) for seed in (1, 2))
     work.run(40)
-    writers = [threading.Thread(target=each.run, args=(60,)) for each in (work, other)]
-    for writer in writers:
-        writer.start()
-    for _ in range(3):
-        with captured(log, dsn, table) as running:
-            for _ in range(2):
-                running.step(0.05)
-    for writer in writers:
-        writer.join()
-    with captured(log, dsn, table) as running:
-        running.catch_up()
+    capture_during_writes(partial(captured, log, dsn, table), [partial(each.run, 60) for each in (work, other)])
     changes = records(log, table)
     check_transactions(changes)
     plain = [name.strip("`") for name in names]

@@ -1,7 +1,6 @@
 """Snapshots of Postgres are read in chunks by keys of any type, in the order that the database has."""
 
 import random
-import threading
 from contextlib import suppress
 from functools import partial
 
@@ -14,7 +13,7 @@ from millstream.capture.postgres.keys import KeyOrder
 from millstream.capture.postgres.tables import find_table
 from millstream.errors import InvalidInput
 
-from .support import check_transactions, records, replayed
+from .support import capture_during_writes, check_transactions, records, replayed
 
 TEXTS = ["", "a", "A", "b", "B", "ab", "a b", "a-b", "é", "e", "z", "Z", "ß", "%", "it's", "\\", '"', "10", "9", "名"]
 MOODS = ["sad", "low", "ok", "fine", "glad", "calm", "wild", "odd"]
@@ -85,17 +84,7 @@ def test_chunks_and_changes_add_up_to_the_table(log, db, dsn, table, monkeypatch
     names = create(db, table, columns)
     work, other = (KeyWork(dsn, table, keys, seed) for seed in (1, 2))
     work.run(40)
-    writers = [threading.Thread(target=each.run, args=(80,)) for each in (work, other)]
-    for writer in writers:
-        writer.start()
-    for _ in range(3):
-        with captured(log, dsn, table) as running:
-            for _ in range(2):
-                running.step(0.05)
-    for writer in writers:
-        writer.join()
-    with captured(log, dsn, table) as running:
-        running.catch_up()
+    capture_during_writes(partial(captured, log, dsn, table), [partial(each.run, 80) for each in (work, other)])
     changes = records(log, table)
     check_transactions(changes)
     found = {}

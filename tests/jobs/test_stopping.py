@@ -73,8 +73,16 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)], ids=["SIGTERM", "Ctrl-C"])
-@pytest.mark.parametrize("after_s", [0.0, pytest.param(2.0, marks=pytest.mark.more)])
+@pytest.mark.parametrize(
+    ("number", "code", "after_s"),
+    [
+        pytest.param(signal.SIGTERM, 143, 0.0, id="SIGTERM"),
+        pytest.param(signal.SIGINT, 130, 0.0, id="Ctrl-C"),
+        pytest.param(signal.SIGTERM, 143, 2.0, id="SIGTERM later", marks=pytest.mark.more),
+        # tests/cli/test_run.py interrupts a later start, too
+        pytest.param(signal.SIGINT, 130, 2.0, id="Ctrl-C later", marks=pytest.mark.soak),
+    ],
+)
 def test_a_signal_while_spark_starts_ends_at_once_and_quietly(
     tmp_path: Path, log: EmbeddedLog, number: int, code: int, after_s: float
 ) -> None:

@@ -120,7 +120,7 @@ class OpenSearchStore:
         return Noted(content["number"], content["marks"], place)
 
     def _note(self, index: str, noted: Noted) -> Noted | None:
-        """As it is stored now; None if another process has stored something since it was read."""
+        """Stores it; None if another process has stored something since it was read."""
         condition: dict[str, Any] = noted.place or {"op_type": "create"}
         query = "&".join(f"{name}={value}" for name, value in condition.items())
         path = f"/{MARKS}/_doc/{index}?{query}"

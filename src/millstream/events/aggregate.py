@@ -58,7 +58,7 @@ class Aggregate:
 
     @classmethod
     def begun(cls, stream: str, snapshot: tuple[int, bytes] | None = None) -> Self:
-        """One without events, or as a snapshot has it."""
+        """A new one: without events, or in the state of a snapshot."""
         made = cls.__new__(cls)
         made._stream = checked_text(stream, "name of a stream")
         made._version = 0

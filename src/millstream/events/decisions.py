@@ -163,7 +163,7 @@ def _same_data(recorded: str, given: str) -> bool:
 
 
 def _comparable(data: str) -> bytes:
-    """Without what is encrypted: every encryption of the same personal data is another text."""
+    """Without encrypted fields: the same personal data is encrypted to a different text each time."""
     fields: dict[str, Any] = orjson.loads(data)
     sealed = fields.pop(PERSONAL, None)
     visible = None if sealed is None else (sealed["subject"], sorted(sealed["fields"]))

@@ -32,7 +32,7 @@ def checked_text(text: object, what: str) -> str:
 
 
 def _is_utf8(text: str) -> bool:
-    """Text with half of a surrogate pair is none; found late, it would fail the appends of others with it."""
+    """Half of a surrogate pair is not. If that were found later, the appends of others would fail, too."""
     if text.isascii():
         return True
     try:

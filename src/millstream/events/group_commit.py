@@ -78,7 +78,7 @@ class GroupCommit:
         return taken
 
     def _hand_over(self) -> None:
-        """The next leader is one that waits; it finds its gate open and its requests not done."""
+        """The next leader is one of the waiters; it finds its gate open and its requests not done."""
         if self._waiting:
             self._waiting[0].gate.release()
         else:
@@ -100,5 +100,5 @@ def _interrupted(error: BaseException) -> BaseException:
         return error
     return StorageError(
         "the append was interrupted: it may be recorded or not",
-        next_step="append the same events again: none is doubled",
+        next_step="append the same events again: none is stored twice",
     )

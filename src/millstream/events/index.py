@@ -183,7 +183,7 @@ class Index:
         return StorageError(
             f"the index of the event store failed: {error}",
             where=str(self.path or "a temporary file"),
-            next_step="free some space if the disk is full; the file can be deleted, it is built again from the topic",
+            next_step="free some space if the disk is full; the file can be deleted: it is rebuilt from the topic",
         )
 
     # ------------------------------------------------------------ lookups

@@ -160,8 +160,8 @@ class KafkaEventLog:
         return StoreBusy(
             f"other processes kept appending to the event store for {WAIT_SECONDS:.0f} seconds",
             where=f"topic '{self._topic}', {self._log.address}",
-            next_step="append the same events again, none is doubled; on Kafka let one process append to a store, or "
-            "give each process a store of its own",
+            next_step="append the same events again: none is stored twice. On Kafka let one process append to a store, "
+            "or give each process a store of its own",
         )
 
     def _stored(self, writer: Transactions, rows: Sequence[Row]) -> Stored:

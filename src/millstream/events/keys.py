@@ -62,7 +62,7 @@ class Keys:
         return fields
 
     def forget(self, subject: str) -> bool:
-        """Deletes the key of a subject; whether there was one."""
+        """Deletes the key of a subject; returns whether there was one."""
         with self._turn, self._translated():
             return self._db.execute("DELETE FROM keys WHERE subject = ?", (subject,)).rowcount > 0
 

@@ -201,7 +201,7 @@ class MillstreamTrackingRecorder(_OnStore, TrackingRecorder):
 
 
 class MillstreamProcessRecorder(MillstreamTrackingRecorder, MillstreamApplicationRecorder, ProcessRecorder):
-    """Events and what they were made of, recorded together."""
+    """Events, recorded together with the notifications that they result from."""
 
 
 class Factory(InfrastructureFactory[MillstreamTrackingRecorder]):

@@ -85,7 +85,7 @@ class EventStore:
         return outcomes
 
     def close_stream(self, stream: str, *, expected_version: int | None = None) -> None:
-        """Ends a stream: its events stay, and no other can be appended."""
+        """Ends a stream: its events stay, and no more can be appended."""
         checked_text(stream, "name of a stream")
         self._record_own(Row(stream, None, CLOSED, 1, new_id(), "{}", None, 0), expected_version)
 

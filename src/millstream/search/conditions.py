@@ -34,7 +34,7 @@ class Condition(Protocol):
     def matches(self, document: Document) -> bool: ...
 
     def score(self, document: Document) -> float:
-        """Of a document that matches."""
+        """The score of a document that matches."""
 
     def places(self, document: Document) -> Iterable[Place]:
         """The words because of which it matches."""
@@ -253,7 +253,7 @@ class Anything(Plain):
 
 @dataclass(frozen=True, slots=True)
 class Nothing(Plain):
-    """A clause whose text has no terms, such as a mere punctuation mark."""
+    """A clause whose text has no terms, such as punctuation alone."""
 
     def matches(self, document: Document) -> bool:
         return False
@@ -282,9 +282,9 @@ class Weighted:
 
 @dataclass(frozen=True, slots=True)
 class Combined:
-    """All that it must, none that it must not, and if there is nothing that it must, one that it should.
+    """Matches if every `must` does and no `must_not` does; without a `must`, one `should` has to match, too.
 
-    With nothing but what must not be, it is everything else.
+    With `must_not` alone, it matches all other documents.
     """
 
     must: tuple[Condition, ...] = ()

@@ -62,7 +62,7 @@ class NoSuchField(Exception):
 
 
 def field_of(searched: Searched, name: str) -> Field:
-    """The field of a name; raises NoSuchField."""
+    """The field with a name; raises NoSuchField."""
     path = (name,) if name in searched.schema.names else tuple(name.split("."))
     if path[0] not in searched.schema.names:
         raise NoSuchField(what_exists(name, searched.schema.names))
@@ -117,7 +117,7 @@ def is_text(schema: Schema, name: str) -> bool:
 
 
 def leaves(value: Any, path: Sequence[str]) -> Iterable[Any]:
-    """The values at a path inside of a value; nulls are none."""
+    """The values at a path inside a value, without nulls."""
     if value is None:
         return
     if path and isinstance(path[0], MapKey):

@@ -21,7 +21,7 @@ COMPARISONS = (">=", "<=", ">", "<")
 
 
 class Occur(Enum):
-    """What a clause is for its query."""
+    """The role of a clause in its query."""
 
     MUST = "+"
     SHOULD = ""

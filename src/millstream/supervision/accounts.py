@@ -100,7 +100,7 @@ class Accounts:
             self._write([each for each in known if each.name != name])
 
     def checked(self, name: str, password: str) -> Account | None:
-        """The account, if the password is right. Slow on purpose, for a password that was not checked before."""
+        """The account, if the password is right. A password that was not checked before takes long, on purpose."""
         known = self.known()
         if not known:
             return None

@@ -126,7 +126,7 @@ class Alerting:
         before: dict[tuple[str, str], Condition],
         now: float,
     ) -> set[tuple[str, str]]:
-        """Of a database that does not answer, nothing is known, and nothing changes."""
+        """While a database does not answer, its alerts stay as they are."""
         known = set()
         watched = self.slots.databases()
         for rule in (each for each in settings.rules if each.is_on_slots):

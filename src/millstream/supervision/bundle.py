@@ -83,7 +83,7 @@ def _forms(secret: str) -> set[str]:
 
 
 def _secretless(value: Any, secrets: list[str]) -> Any:
-    """A document without secrets. It is done by value, so that it stays JSON, whatever a secret looks like."""
+    """A document without secrets. Values are replaced one by one, so it stays JSON whatever a secret looks like."""
     if isinstance(value, dict):
         return {_without(name, secrets): _secretless(each, secrets) for name, each in value.items()}
     if isinstance(value, list):

@@ -354,7 +354,7 @@ class Jobs:
         return SourceUnavailable(
             f"the supervisor does not answer: {error}",
             where=self._url.geturl(),
-            next_step="start it again: millstream up; jobs that run go on without it",
+            next_step="start it again: millstream up; running jobs continue without it",
         )
 
 

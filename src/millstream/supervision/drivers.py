@@ -43,7 +43,7 @@ ERROR = "error: "
 
 @dataclass(frozen=True)
 class Driver:
-    """A process, known by its number and when it was created: numbers are used again."""
+    """A process, identified by its number and its start time, since numbers are reused."""
 
     pid: int
     created: float
@@ -69,7 +69,7 @@ class Drivers:
     def ask(
         self, what: str, specification: Mapping[str, Any], *more: str, timeout_s: float = CHECK_S_MAX
     ) -> dict[str, Any]:
-        """Asks something about a flow file, in a process of its own: the file is other people's code."""
+        """Asks something about a flow file, in a process of its own, since the file is the user's code."""
         command = [sys.executable, "-m", DRIVER, what, self._log_address, str(specification["file"])]
         command += [str(specification.get("flow") or ""), *more]
         environment = {**os.environ, PARAMETERS: json.dumps(specification.get("params", {}))}
@@ -275,7 +275,7 @@ class Drivers:
 
 
 def note_process(run: Path, pid: int) -> None:
-    """Writes down which process a run is, by the supervisor and by the process itself: either may be killed."""
+    """Records the process of a run. The supervisor and the process both do, since either may be killed."""
     write_document(run / RUN, {"pid": pid, "created": psutil.Process(pid).create_time(), "at": time.time()})
 
 

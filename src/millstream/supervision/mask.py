@@ -1,6 +1,6 @@
 """Hides values of masked columns in what is shown of records. What it makes of a value cannot be turned back.
 
-Equal values get the same sign, so that rows of one key can still be told from those of another.
+Equal values get the same sign, so that rows of different keys can still be distinguished.
 """
 
 from __future__ import annotations

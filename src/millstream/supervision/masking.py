@@ -52,7 +52,7 @@ class Masking:
             return self._made
 
     def _planned(self, folder: Path) -> _Planned | None:
-        """What is known of a plan. If it cannot be read, that is what it said before."""
+        """What a plan says. If it cannot be read, what it said when it was last read."""
         known = self._plans.get(folder)
         try:
             found = (folder / FILE).stat()
@@ -76,7 +76,7 @@ class Masking:
     # ------------------------------------------------------------ signs that come back
 
     def remembered(self, mask: Mask, value: Any) -> Any:
-        """The sign of a value that a page may ask with: it is known for a while what it stands for."""
+        """The sign of a value, which a page may use in a request: its value is remembered for a while."""
         sign = mask.sign(value)
         if sign is not None:
             with self._lock:

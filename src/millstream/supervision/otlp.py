@@ -64,7 +64,7 @@ class OtlpMetrics:
             meter.create_observable_gauge(name, [self._observing_slots(metric)], description=SLOT_METRICS[metric])
 
     def close(self) -> None:
-        """Sends them a last time."""
+        """Sends the metrics once more."""
         self._provider.shutdown()
 
     def _observing(self, column: str) -> Callable[[Any], Iterable[Any]]:

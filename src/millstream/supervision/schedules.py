@@ -20,7 +20,7 @@ class Schedule:
     time_zone: str = "UTC"
 
     def check(self) -> None:
-        """Refuses an expression that is wrong, or that never comes."""
+        """Refuses an expression that is invalid, or that no time matches."""
         self.after(datetime.now(UTC))
 
     def after(self, moment: datetime) -> datetime:

@@ -49,7 +49,7 @@ class SlotWatch:
             self._thread.join(CLOSE_S)
 
     def databases(self) -> dict[str, WatchedDatabase]:
-        """What was found when they were last looked at."""
+        """The result of the last check."""
         return self._found
 
     def samples(self) -> list[SlotSample]:

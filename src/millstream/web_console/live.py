@@ -88,7 +88,7 @@ class Asked:
 async def events(
     ask: Callable[[str], Awaitable[tuple[int, bytes]]], paths: Sequence[str], ends: Callable[[], bool]
 ) -> AsyncIterator[bytes]:
-    """The answers to some paths whenever they differ. One with `next` goes on from there: its path has `offset`."""
+    """The answers to some paths, whenever they change. One with `next` is continued there: its path has `offset`."""
     asked, last, sent_at = list(paths), [b""] * len(paths), time.monotonic()
     while not ends():
         for place, (status, body) in enumerate(await asyncio.gather(*map(ask, asked))):

@@ -106,7 +106,7 @@ class PlaneStep:
         return [[_short(value) for value in key] for key in zip(*columns, strict=True)] or [[]] * len(rows)
 
     def _panes(self, panes: Flowing, seed: int) -> list[list[Any]]:
-        """Start, end, timing, index, key, values and the question that asks for it, of each."""
+        """Of each: start, end, timing, index, key, values, and the question that explains it."""
         sent = panes.rows.filter(pl.col(WEIGHT) > 0)
         shown = _sample(sent, PANES_MAX, seed)
         names = [name for name, _ in self.step.aggregates[:VALUES_MAX]]

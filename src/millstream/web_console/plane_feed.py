@@ -41,7 +41,7 @@ def write_plane(flow: Flow, step: str | None, folder: str, log_address: str, job
 
 @contextmanager
 def failure(out: IO[str]) -> Iterator[None]:
-    """An error is the last line; a reader that has gone is none."""
+    """An error is the last line; a reader that has left is not an error."""
     with suppress(BrokenPipeError):
         try:
             yield

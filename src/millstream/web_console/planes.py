@@ -32,7 +32,7 @@ UNWATCHED_S_MAX = 20.0
 GUARD_S = 1.0
 ERROR_S = 2.0
 PLANES_MAX = 4
-"""At once; each is a process."""
+"""At the same time; each is a process."""
 
 
 class Watch:
@@ -74,7 +74,7 @@ class Watch:
         self.ended_at = time.monotonic()
 
     def _guard(self) -> None:
-        """Ends the process when nobody asks any more."""
+        """Ends the process once no page asks for its batches."""
         while not self.has_ended:
             if time.monotonic() - self.asked_at > UNWATCHED_S_MAX:
                 self._process.kill()
@@ -144,7 +144,7 @@ class Planes:
             return found
 
     def _forget_ended(self) -> None:
-        """One that has ended reports its error for a moment; then it is tried again, as a job may have begun since."""
+        """One that has ended reports its error for a moment. Then it is tried again, since a job may have started."""
         for place, watch in list(self._watched.items()):
             if watch.ended_at is not None and time.monotonic() - watch.ended_at > ERROR_S:
                 del self._watched[place]

@@ -162,7 +162,7 @@ def _read(log: Broker, topic: str, partition: int, start: int, end: int) -> Iter
 
 
 def _condition(asked: Search, shows: ShownRecords) -> Callable[[Batch], list[bool]]:
-    """Whether each record of a batch is wanted. What is masked is not searched: a match would tell what it is."""
+    """Whether each record of a batch is wanted. Masked values are not searched: a match would reveal them."""
     lowered = (
         None if asked.where is None else lowered_expression(asked.where, shows.searched(asked.where), boolean=True)
     )

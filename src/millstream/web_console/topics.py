@@ -150,7 +150,7 @@ class Topics:
         return None if written is None else max(0.0, time.time() - written.timestamp())
 
     def _reset(self, request: Request, body: dict[str, Any]) -> Any:
-        """By partition: where the group reads next, and where it would after the reset, with the lag of then."""
+        """By partition: where the group reads next, and where it would after the reset, with the lag it would have."""
         group, topic, to = request.path_params["group"], body.get("topic"), body.get("to")
         if not isinstance(topic, str) or not isinstance(to, str) or not to:
             raise InvalidInput("a reset has a topic and a position", next_step='{"topic": "scores", "to": "earliest"}')

@@ -187,12 +187,31 @@ def test_a_damaged_archive_is_thrown_away(tmp_path: Path) -> None:
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_a_wrong_setting_leaves_the_archive(tmp_path: Path) -> None:
+    """Goal: it is kept if Java does not start without it either, or all later starts would take twice as long."""
+    done = run(
+        "from millstream.errors import SparkFailed\n"
+        "from millstream.spark import session\n"
+        "from millstream.spark.session import archive, java\n"
+        "file = archive.path(java.find())\n"
+        "file.parent.mkdir(parents=True)\n"
+        "file.write_bytes(b'an archive')\n"
+        "try:\n"
+        "    session(master='local[1]', settings={'spark.driver.memory': '1k'})\n"
+        "except SparkFailed as error:\n"
+        "    print('heap' in error.what, file.exists())\n",
+        tmp_path,
+        MILLSTREAM_CACHE=str(tmp_path / "cache"),
+    )
+    assert done.stdout == "True True\n", done.stdout + done.stderr
+
+
 WITH_JARS = """
 from millstream.spark import session
 
 spark = session(settings={"spark.jars": JARS})
 loader = spark._jvm.Thread.currentThread().getContextClassLoader()
-print(loader.getResource("of_the_user.txt") is not None, spark.conf.get("spark.jars"))
+print(*(loader.getResource(f"of_{name}.txt") is not None for name in ("path", "url")), spark.conf.get("spark.jars"))
 
 
 def where(batches):
@@ -209,15 +228,15 @@ print(spark.range(1, numPartitions=1).mapInArrow(where, "place string").collect(
 
 @pytest.mark.more
 @pytest.mark.own_processes
-@pytest.mark.parametrize("prefix", ["", "file://"])
-def test_workers_load_pyspark_with_its_bytecode_also_if_there_are_jars(tmp_path: Path, prefix: str) -> None:
+def test_workers_load_pyspark_with_its_bytecode_also_if_there_are_jars(tmp_path: Path) -> None:
     """Spark's launcher would have them load it from a zip, which takes half a second of every query's start."""
-    jar = tmp_path / "users.jar"
-    with zipfile.ZipFile(jar, "w") as made:
-        made.writestr("of_the_user.txt", "")
-    done = run(WITH_JARS.replace("JARS", repr(prefix + str(jar)), 1), tmp_path / "run")
+    for name in ("path", "url"):
+        with zipfile.ZipFile(tmp_path / f"{name}.jar", "w") as made:
+            made.writestr(f"of_{name}.txt", "")
+    jars = f"{tmp_path / 'path.jar'},file://{tmp_path / 'url.jar'}"
+    done = run(WITH_JARS.replace("JARS", repr(jars), 1), tmp_path / "run")
     assert done.returncode == 0, done.stderr
     found, place = done.stdout.splitlines()
-    assert found == f"True {prefix}{jar}"
+    assert found == f"True True {jars}"
     assert place.endswith("pyspark/__init__.py")
     assert ".zip" not in place

@@ -399,9 +399,10 @@ def _start_jvm(
         except SparkFailed:
             if not cached or options is not None:
                 raise
-            archive.path(found).unlink(missing_ok=True)  # Java 17 crashes on a damaged one
             _log.unlink(missing_ok=True)
             gateway = launch.start(found, plain, _log, jars)
+            # Java starts without it, so the archive was the reason: Java 17 crashes on a damaged one.
+            archive.path(found).unlink(missing_ok=True)
     else:
         os.environ["JAVA_HOME"] = str(java.launcher_home(found))
         more = [chosen.get("spark.driver.extraJavaOptions", ""), log_option, f'"{temporary_option}"']

@@ -23,6 +23,8 @@ from millstream.reference import Reference
 from millstream.state.runs import Runs
 from properties import examples
 
+from .matched_joins import with_matching
+
 CHECKED = examples(500)
 FEWER = examples(100)
 Change = tuple[dict[str, Any], int | None, int]
@@ -78,18 +80,23 @@ def nodes(on: Any, how: str, as_of: str | None = None, condition: str | None = N
         flow = Flow("f")
         left = flow.read("left", LEFT, changes=as_of is None)
         right = flow.read("right", RIGHT, changes=True)
-        if as_of is None:
-            joined = left.to_table("k").join(right.to_table("k"), on=on, how=how, condition=condition).node
-        else:
+
+        def join(how: Any, condition: str | None) -> Node:
+            if as_of is None:
+                return left.to_table("k").join(right.to_table("k"), on=on, how=how, condition=condition).node
             joined = left.join(right.to_table("k"), on=on, how=how, as_of="now", condition=condition).node
             assert isinstance(joined, LookupJoin)
-            joined = replace(joined, at_event_time=as_of == "event_time")
-        made[said] = [left.node, right.node, joined]
+            return replace(joined, at_event_time=as_of == "event_time")
+
+        made[said] = [left.node, right.node, join(how, condition)]
+        matched[made[said][-1]] = with_matching(flow, made[said][-1], join("inner", None))
     return made[said]
 
 
 made: dict[str, list[Node]] = {}
 """Plans are values: each is made once."""
+matched: dict[Node, Node | None] = {}
+"""By join with a condition, the same with a step before it that evaluates the condition."""
 
 
 class OnRuns:
@@ -124,6 +131,8 @@ def stepped(
 ) -> Iterator[list[Bundle]]:
     """What the nodes send in each step: the same on all engines."""
     local, reference = Local(list(observed)), Reference(list(observed))
+    twin = matched.get(observed[0])
+    with_pairs = None if twin is None else Local([twin])
     on_runs = OnRuns(observed[0], folder) if folder else None
     before = BEGINNING
     for number, came in enumerate(bundles):
@@ -140,6 +149,10 @@ def stepped(
             assert set(weights) <= {-1, 1}
             if isinstance(node, TableJoin):
                 assert weights == sorted(weights)
+        if with_pairs is not None and twin is not None:
+            one, plain = with_pairs.step(sources)[twin], right[observed[0]]
+            assert counted(one.rows) == counted(plain.rows), f"step {number}, with pairs from another step"
+            assert (one.watermark_before, one.watermark) == (plain.watermark_before, plain.watermark)
         if on_runs:
             assert counted(on_runs.step(sources)) == counted(right[observed[0]].rows), f"step {number}"
         yield [found[node] for node in observed]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from millstream.local import Flowing, Local, bundle_of, flowing_of
 from millstream.operators.clock import Clock
-from millstream.operators.stateful import INPUTS, SENT, stateful
+from millstream.operators.stateful import EVERY_INPUT, SENT, stateful
 from millstream.plan.bundles import BEGINNING, Bundle, Row
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node
@@ -111,7 +111,7 @@ class OnRuns:
 
     def step(self, sources: dict[Node, Bundle]) -> list[Row]:
         step, fed = self.step_, {}
-        for side, (name, node) in enumerate(zip(INPUTS, self.joined.inputs, strict=True)):
+        for side, (name, node) in enumerate(zip(EVERY_INPUT, self.joined.inputs, strict=False)):
             fed[name] = step.fed(flowing_of(node, sources[node]).rows, self.count, side)
             self.count += len(fed[name])
         about = sources[self.joined.inputs[0]]
@@ -133,7 +133,7 @@ def stepped(
     local, reference = Local(list(observed)), Reference(list(observed))
     twin = matched.get(observed[0])
     with_pairs = None if twin is None else Local([twin])
-    on_runs = OnRuns(observed[0], folder) if folder else None
+    on_runs = [OnRuns(node, folder / str(number)) for number, node in enumerate((observed[0], twin)) if node and folder]
     before = BEGINNING
     for number, came in enumerate(bundles):
         now = watermarks[number] if watermarks else before
@@ -150,11 +150,13 @@ def stepped(
             if isinstance(node, TableJoin):
                 assert weights == sorted(weights)
         if with_pairs is not None and twin is not None:
-            one, plain = with_pairs.step(sources)[twin], right[observed[0]]
+            sent = with_pairs.step(sources)
+            one, plain = sent[twin], right[observed[0]]
+            sources |= {given: sent[given] for given in twin.inputs}
             assert counted(one.rows) == counted(plain.rows), f"step {number}, with pairs from another step"
             assert (one.watermark_before, one.watermark) == (plain.watermark_before, plain.watermark)
-        if on_runs:
-            assert counted(on_runs.step(sources)) == counted(right[observed[0]].rows), f"step {number}"
+        for each in on_runs:
+            assert counted(each.step(sources)) == counted(right[observed[0]].rows), f"step {number}"
         yield [found[node] for node in observed]
         before = now
 

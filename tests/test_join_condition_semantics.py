@@ -65,8 +65,8 @@ def near(how: Any, condition: str = ENOUGH) -> Build:
     return lambda bids, asks: bids.join(asks, on="item", how=how, within=WITHIN, condition=condition)
 
 
-def in_windows(how: Any) -> Build:
-    return lambda bids, asks: bids.window(ms.fixed("1 minute")).join(asks, on="item", how=how, condition=ENOUGH)
+def in_windows(how: Any, condition: str = ENOUGH) -> Build:
+    return lambda bids, asks: bids.window(ms.fixed("1 minute")).join(asks, on="item", how=how, condition=condition)
 
 
 def tables(how: Any, condition: str = ENOUGH) -> Build:
@@ -76,9 +76,26 @@ def tables(how: Any, condition: str = ENOUGH) -> Build:
     return build
 
 
-def lookup(how: Any, as_of: Any) -> Build:
+def lookup(how: Any, as_of: Any, condition: str = ENOUGH) -> Build:
     def build(bids: ms.Stream, asks: ms.Stream) -> ms.Stream:
-        return bids.join(asks.to_table("seller"), on="item", how=how, as_of=as_of, condition=ENOUGH)
+        return bids.join(asks.to_table("seller"), on="item", how=how, as_of=as_of, condition=condition)
+
+    return build
+
+
+def of_tables(how: Any, condition: str = ENOUGH) -> Build:
+    """A join of streams whose rows may be retracted."""
+
+    def build(bids: ms.Stream, asks: ms.Stream) -> ms.Stream:
+        totals = [
+            side.key_by(key, "item", "price")
+            .window(ms.fixed("1 minute"))
+            .trigger(ms.each())
+            .retracting()
+            .agg(n=ms.count())
+            for side, key in ((bids, "id"), (asks, "seller"))
+        ]
+        return totals[0].join(totals[1], on="item", how=how, within=WITHIN, condition=condition)
 
     return build
 
@@ -224,6 +241,69 @@ def test_what_concerns_one_side_may_need_spark(kind: Callable[..., Build]) -> No
     if kind is not static:  # static rows were computed when the flow was built
         with pytest.raises(NeedsSpark, match="conv"):
             testing.play(build, [ASKS], schema=SCHEMA, event_time={"bids": "at", "asks": "at"}, on="local")
+
+
+BY_SPARK = "conv(cast(price >= price_right as int), 10, 10) = '1'"
+"""The same as ENOUGH, but `conv` runs on Spark alone, and here it needs both sides."""
+KINDS: dict[str, Callable[[Any, str], Build]] = {
+    "near": near,
+    "windows": in_windows,
+    "tables": tables,
+    "as of event time": lambda how, condition: lookup(how, "event_time", condition),
+    "as of now": lambda how, condition: lookup(how, "now", condition),
+    "static": static,
+    "retracted": of_tables,
+}
+
+
+def all_kinds(condition: Any) -> Build:
+    """Every kind of join that is not inner, in one flow."""
+
+    def build(bids: ms.Stream, asks: ms.Stream) -> Any:
+        found: dict[str, Any] = {}
+        for kind, join in KINDS.items():
+            for how in ("left", "anti") if kind in ("as of event time", "as of now", "static") else ("full", "semi"):
+                found[f"{kind} {how}"] = made = join(how, condition)(bids, asks)
+                if kind in ("near", "windows"):
+                    found[f"{kind} {how} late"] = made.late
+        return found
+
+    return build
+
+
+@pytest.mark.transcripts("spark")
+@pytest.mark.on_spark("more")
+@pytest.mark.parametrize("condition", [BY_SPARK, "enough"])
+def test_spark_may_evaluate_it_over_both_sides_in_any_join(condition: Any, spark: Any) -> None:
+    """What is emitted, step by step, is what the reference emits for the same condition without Spark."""
+    if condition == "enough":
+        spark.udf.register("enough", lambda one, other: None if None in (one, other) else one >= other, "boolean")
+        condition = "enough(price, price_right)"
+    steps = [
+        bids((1, "tea", 10), (2, "tea", 5), (3, "tea", None), (4, None, 9)),
+        asks(("eve", "tea", 20), ("joe", None, 1)),
+        asks(("ann", "tea", 7), ("bob", "tea", 9), at=2),
+        asks(("eve", "tea", 4), at=3),
+        Watermark(t(50)),
+        bids((2, "tea", 30), at=55),
+        asks(("ann", "tea", 40), at=56),
+        bids((5, "tea", 100), at=10),
+        Watermark(t(130)),
+        asks(("bob", "tea", 1), at=20),
+        Watermark(None),
+    ]
+    given: Any = {"schema": SCHEMA, "event_time": {"bids": "at", "asks": "at"}}
+    out = play(all_kinds(condition), steps, **given)
+    expected = testing.play(all_kinds(ENOUGH), steps, on="reference", **given)
+    for number, (step, other) in enumerate(zip(out, expected, strict=True)):
+        for name, rows in other.items():
+            assert sorted(map(repr, step[name])) == sorted(map(repr, rows)), f"{name} in step {number}"
+
+
+@pytest.mark.transcripts("local", "reference")
+def test_without_spark_it_is_refused_where_it_is_played() -> None:
+    with pytest.raises(NeedsSpark, match="the function conv has no translation"):
+        play(near("left", BY_SPARK), [ASKS], schema=SCHEMA, event_time={"bids": "at", "asks": "at"})
 
 
 @pytest.mark.transcripts("spark")

@@ -15,7 +15,7 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import HIDDEN
 from millstream.operators.lateness import with_ahead_marked, without_ahead
-from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, TIMED_OUT, Stateful, held_for, stateful
+from millstream.operators.stateful import DEAD, EVERY_INPUT, LATE, SENT, TIMED_OUT, Stateful, held_for, stateful
 from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.bundles import BEGINNING, Bundle, Row
@@ -123,7 +123,7 @@ class LocalState:
 
     def run(self, given: Sequence[Flowing], awaited_inputs: int | None = None) -> Flowing:
         step, fed = self._step, dict(self._step.nothing)
-        for side, (name, coming) in enumerate(zip(INPUTS, given, strict=False)):
+        for side, (name, coming) in enumerate(zip(EVERY_INPUT, given, strict=False)):
             fed[name] = step.fed(coming.rows, self._count, side)
             self._count += len(fed[name])
         return self.take(fed, _slowest(given[:awaited_inputs]))

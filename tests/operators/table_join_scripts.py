@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from millstream.local import Flowing, Local, bundle_of, flowing_of
 from millstream.operators.clock import Clock
-from millstream.operators.stateful import INPUTS, SENT, stateful
+from millstream.operators.stateful import EVERY_INPUT, SENT, stateful
 from millstream.plan.bundles import BEGINNING, Bundle, Row
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node
@@ -22,6 +22,8 @@ from millstream.plan.table_nodes import LookupJoin, TableJoin
 from millstream.reference import Reference
 from millstream.state.runs import Runs
 from properties import examples
+
+from .matched_joins import with_matching
 
 CHECKED = examples(500)
 FEWER = examples(100)
@@ -78,18 +80,23 @@ def nodes(on: Any, how: str, as_of: str | None = None, condition: str | None = N
         flow = Flow("f")
         left = flow.read("left", LEFT, changes=as_of is None)
         right = flow.read("right", RIGHT, changes=True)
-        if as_of is None:
-            joined = left.to_table("k").join(right.to_table("k"), on=on, how=how, condition=condition).node
-        else:
+
+        def join(how: Any, condition: str | None) -> Node:
+            if as_of is None:
+                return left.to_table("k").join(right.to_table("k"), on=on, how=how, condition=condition).node
             joined = left.join(right.to_table("k"), on=on, how=how, as_of="now", condition=condition).node
             assert isinstance(joined, LookupJoin)
-            joined = replace(joined, at_event_time=as_of == "event_time")
-        made[said] = [left.node, right.node, joined]
+            return replace(joined, at_event_time=as_of == "event_time")
+
+        made[said] = [left.node, right.node, join(how, condition)]
+        matched[made[said][-1]] = with_matching(flow, made[said][-1], join("inner", None))
     return made[said]
 
 
 made: dict[str, list[Node]] = {}
 """Plans are values: each is made once."""
+matched: dict[Node, Node | None] = {}
+"""By join with a condition, the same with a step before it that evaluates the condition."""
 
 
 class OnRuns:
@@ -104,7 +111,7 @@ class OnRuns:
 
     def step(self, sources: dict[Node, Bundle]) -> list[Row]:
         step, fed = self.step_, {}
-        for side, (name, node) in enumerate(zip(INPUTS, self.joined.inputs, strict=True)):
+        for side, (name, node) in enumerate(zip(EVERY_INPUT, self.joined.inputs, strict=False)):
             fed[name] = step.fed(flowing_of(node, sources[node]).rows, self.count, side)
             self.count += len(fed[name])
         about = sources[self.joined.inputs[0]]
@@ -124,7 +131,9 @@ def stepped(
 ) -> Iterator[list[Bundle]]:
     """What the nodes send in each step: the same on all engines."""
     local, reference = Local(list(observed)), Reference(list(observed))
-    on_runs = OnRuns(observed[0], folder) if folder else None
+    twin = matched.get(observed[0])
+    with_pairs = None if twin is None else Local([twin])
+    on_runs = [OnRuns(node, folder / str(number)) for number, node in enumerate((observed[0], twin)) if node and folder]
     before = BEGINNING
     for number, came in enumerate(bundles):
         now = watermarks[number] if watermarks else before
@@ -140,8 +149,14 @@ def stepped(
             assert set(weights) <= {-1, 1}
             if isinstance(node, TableJoin):
                 assert weights == sorted(weights)
-        if on_runs:
-            assert counted(on_runs.step(sources)) == counted(right[observed[0]].rows), f"step {number}"
+        if with_pairs is not None and twin is not None:
+            sent = with_pairs.step(sources)
+            one, plain = sent[twin], right[observed[0]]
+            sources |= {given: sent[given] for given in twin.inputs}
+            assert counted(one.rows) == counted(plain.rows), f"step {number}, with pairs from another step"
+            assert (one.watermark_before, one.watermark) == (plain.watermark_before, plain.watermark)
+        for each in on_runs:
+            assert counted(each.step(sources)) == counted(right[observed[0]].rows), f"step {number}"
         yield [found[node] for node in observed]
         before = now
 

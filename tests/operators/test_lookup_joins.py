@@ -21,6 +21,7 @@ from millstream.plan.nodes import Late
 from millstream.plan.table_nodes import SideJoin
 from millstream.records import Schema
 
+from .matched_joins import with_matching
 from .table_join_scripts import (
     CHECKED,
     CONDITIONS,
@@ -35,6 +36,7 @@ from .table_join_scripts import (
     given_columns,
     left_rows,
     lookups,
+    matched,
     nodes,
     ons,
     pairs_of,
@@ -159,7 +161,9 @@ def test_state_as_spark_keeps_it(
 def test_a_stream_and_static_rows(how: str, on: Any, condition: str | None, rows: list[Any], side: list[Any]) -> None:
     flow = Flow("f")
     stream = flow.read("left", LEFT)
-    joined = stream.join(flow.table(side, RIGHT), on=on, how=how, condition=condition).node
+    table = flow.table(side, RIGHT)
+    joined = stream.join(table, on=on, how=how, condition=condition).node
+    matched[joined] = with_matching(flow, joined, stream.join(table, on=on).node)
     total: Counter[Any] = Counter()
     bundles = [[(row, number, 1) for row in part] for number, part in enumerate((rows[:2], rows[2:]))]
     for (sent,) in stepped([stream.node], [joined], [[bundle] for bundle in bundles]):

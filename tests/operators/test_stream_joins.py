@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.local import LocalState, bundle_of, flowing_of
+from millstream.local import Local, LocalState, bundle_of, flowing_of
 from millstream.operators.stateful import LATE, Stateful, stateful
 from millstream.plan.bundles import BEGINNING, END, Bundle, Row, moment
 from millstream.plan.flow import Flow
@@ -28,6 +28,8 @@ from millstream.plan.table_nodes import HOWS
 from millstream.plan.windows import Calendar, Sessions, Window
 from millstream.reference import OPERATORS
 from properties import examples
+
+from .matched_joins import with_matching
 
 CHECKED = examples(500)
 WATERMARKS = ("watermark_before", "watermark")
@@ -57,6 +59,8 @@ class Plan:
     reads: tuple[Node, Node]
     joined: Any
     late: Node
+    matched: Node | None
+    """The same, with a step before it that evaluates its condition."""
     step: Stateful
     """It keeps nothing, so that all examples can have the same."""
     shared: tuple[str, ...]
@@ -69,17 +73,27 @@ def plan(join: Any, how: Any, on: int, condition: str | None, lateness: int, cha
     left = flow.read("left", "k string, n int, v long, at timestamp", "at", changes=changing[0])
     right = flow.read("right", "k string, n long, v long, at timestamp", "at", changes=changing[1])
     late = f"{lateness} seconds"
-    if isinstance(join, Window):
-        joined = left.window(join, allowed_lateness=late).join(right, on=ONS[on], how=how, condition=condition)
-    else:
+
+    def made(how: Any, condition: str | None) -> Any:
+        if isinstance(join, Window):
+            return left.window(join, allowed_lateness=late).join(right, on=ONS[on], how=how, condition=condition)
         within = (timedelta(seconds=join[0]), timedelta(seconds=join[1]))
-        given: Any = {"within": within, "allowed_lateness": late, "condition": condition}
-        joined = left.join(right, on=ONS[on], how=how, **given)
-    node: Any = joined.node
+        return left.join(right, ONS[on], how, within=within, allowed_lateness=late, condition=condition)
+
+    joined = made(how, condition)
+    node = joined.node
     step = stateful(node)
     assert step is not None
     shared = tuple(one for one, other in node.on if one == other)
-    return Plan((left.node, right.node), node, joined.late.node, step, shared, CONDITIONS[condition])
+    return Plan(
+        (left.node, right.node),
+        node,
+        joined.late.node,
+        with_matching(flow, node, made("inner", None).node),
+        step,
+        shared,
+        CONDITIONS[condition],
+    )
 
 
 # ---------------------------------------------------------------- what comes
@@ -293,6 +307,7 @@ def summed(rows: Iterable[Row]) -> dict[Any, int]:
 def agreed(made: Plan, steps: list[dict[Node, Bundle]]) -> Iterator[tuple[dict[Node, Bundle], list[Row], list[Row]]]:
     """What is sent in each step and what is late, by both runners; what comes after sees the same watermark."""
     local, reference = LocalState(made.step, passes_on=True), OPERATORS[type(made.joined)](made.joined)
+    matched = None if made.matched is None else Local([made.matched])
     for number, step in enumerate(steps):
         flowing = local.run([flowing_of(node, bundle) for node, bundle in step.items()])
         found, expected = bundle_of(made.joined, flowing), reference.step(list(step.values()))
@@ -301,6 +316,9 @@ def agreed(made: Plan, steps: list[dict[Node, Bundle]]) -> Iterator[tuple[dict[N
         assert counted(late) == counted(reference.late), f"late in step {number}"
         assert found.watermark == expected.watermark, f"watermark of step {number}"
         assert all(abs(row.weight) == 1 for row in found.rows)
+        if matched is not None and made.matched is not None:
+            other = matched.step(step)[made.matched]
+            assert counted(other.rows) == counted(expected.rows), f"sent in step {number}, with pairs from another step"
         yield step, found.rows, late
 
 

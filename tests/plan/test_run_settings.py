@@ -49,8 +49,14 @@ def test_an_unknown_setting_is_refused_with_those_that_exist() -> None:
     assert "batch_rows" in str(error.value)
     with pytest.raises(InvalidInput, match="there is no setting 'follow'"):
         Settings.of({"follow": True})
-    with pytest.raises(InvalidInput, match="did you mean progress=False"):
-        RunSettings.of({"show": False})
+
+
+def test_show_is_progress() -> None:
+    assert RunSettings.of({"show": False}).progress is False
+    assert Settings.of({"show": True}).progress is True
+    assert RunSettings.of({}).progress == "auto"
+    with pytest.raises(InvalidInput, match="show is True or False, not 'none'"):
+        RunSettings.of({"show": "none"})
 
 
 def test_a_setting_is_not_positional() -> None:

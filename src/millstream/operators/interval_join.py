@@ -53,7 +53,7 @@ class IntervalJoinStep(PlainStep):
         self.node = node
         self.joining = Joining(node)
         self.keys = self.joining.keys
-        self.nothing = {name: self.joining.no_rows(side) for side, name in enumerate(INPUTS)}
+        self.nothing = self.joining.no_rows()
         self.none_late = self._late(self.nothing[INPUTS[LEFT]], LEFT)
         self.low, self.high, self.lateness = (
             max(-FOREVER, min(microseconds(span), FOREVER)) for span in (node.low, node.high, node.lateness)
@@ -119,7 +119,7 @@ class IntervalJoinStep(PlainStep):
         left, right = (
             self._with_news(held[name], rows, side) for name, rows, side in zip(SIDES, in_time, self.sides, strict=True)
         )
-        here, there = self._matching(left, right)
+        here, there = self._matching(left, right, self.joining.met(inputs))
         sent = [self._pairs(left, right, here, there)] if len(here) and not self.joining.is_half else []
         left, right = self._counted(left, right, LEFT, here, there), self._counted(right, left, RIGHT, there, here)
         if self.node.how == "semi":
@@ -133,7 +133,9 @@ class IntervalJoinStep(PlainStep):
             if len(in_time[side]) or goes.any() or self.sides[side].counts:
                 kept[SIDES[side]] = self._kept(rows.filter(~goes), side)
         given = self.joining.sent(sent)
-        return kept, {SENT: netted(given) if self.node.is_changing else given, LATE: pl.concat(late)}
+        # Equal pairs may be of rows with different times, which the join behind distinguishes.
+        nets = self.node.is_changing and not self.node.for_condition
+        return kept, {SENT: netted(given) if nets else given, LATE: pl.concat(late)}
 
     def _split_late(self, rows: pl.DataFrame, side: int, clock: Clock) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The rows that arrive in time, and the late ones."""
@@ -172,7 +174,7 @@ class IntervalJoinStep(PlainStep):
 
     # ------------------------------------------------------------ matching
 
-    def _matching(self, left: pl.DataFrame, right: pl.DataFrame) -> tuple[Places, Places]:
+    def _matching(self, left: pl.DataFrame, right: pl.DataFrame, met: pl.DataFrame | None) -> tuple[Places, Places]:
         """The positions of matching rows, where at least one weight has changed."""
         moved = [rows[BEFORE].fill_null(0) != rows[WEIGHT] for rows in (left, right)]
         places = [np.flatnonzero(which.to_numpy()) for which in moved]
@@ -181,12 +183,12 @@ class IntervalJoinStep(PlainStep):
         found = [self._near(left, right, hashes, places[LEFT], np.arange(len(right)))]
         found.append(self._near(left, right, hashes, still, places[RIGHT]))
         here, there = (np.concatenate(each) for each in zip(*found, strict=True))
-        return here, there
+        return self.joining.meeting(left, right, here, there, met)
 
     def _near(
         self, left: pl.DataFrame, right: pl.DataFrame, hashes: list[Hashes], here: Places, there: Places
     ) -> tuple[Places, Places]:
-        """Of candidate rows, those with equal keys and near times that satisfy the condition.
+        """Of candidate rows, those with equal keys and near times.
 
         Time is divided into buckets twice as long as the interval, so that for a key with many rows only near ones are
         compared: a row probes the one or two buckets that its interval touches.
@@ -215,8 +217,7 @@ class IntervalJoinStep(PlainStep):
         equal = np.ones(len(here), np.bool_)
         for key in self.keys:
             equal &= (left[key].gather(here) == right[key].gather(there)).fill_null(False).to_numpy()
-        here, there = (here, there) if equal.all() else (here[equal], there[equal])
-        return self.joining.meeting(left, right, here, there)
+        return (here, there) if equal.all() else (here[equal], there[equal])
 
     def _hashes(self, rows: pl.DataFrame) -> Hashes:
         key = pl.col(self.keys[0]) if len(self.keys) == 1 else pl.struct(self.keys)

@@ -14,8 +14,9 @@ import polars as pl
 
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.join_conditions import holds
-from millstream.operators.side_join import wide
+from millstream.operators.clock import Frames
+from millstream.operators.join_conditions import holds, met_pairs, wide
+from millstream.operators.stateful import EVERY_INPUT, MATCHING
 from millstream.operators.window_assignment import instant
 from millstream.plan.nodes import SPAN
 from millstream.plan.table_nodes import Join
@@ -24,6 +25,7 @@ LEFT, RIGHT = 0, 1
 SIDES = ("left", "right")
 Places = npt.NDArray[np.int64]
 WINDOW = "window"
+MET = "met"
 
 
 class Joining:
@@ -58,20 +60,34 @@ class Joining:
 
         The order of arrival does not matter.
         """
+        if side >= len(SIDES):
+            names = [] if self.node.condition is None else self.node.condition.columns.names
+            return met_pairs(rows, self.node, [rows[name].alias(f"{MET}.{name}") for name in names])
         keys = [wide(rows[pair[side]]).alias(key) for key, pair in zip(self.keys, self.node.on, strict=True)]
         values = [
             rows[column].alias(value) for value, (_, column) in zip(self.values[side], self.columns[side], strict=True)
         ]
         return pl.DataFrame([*keys, *values, rows[TIME], rows[WEIGHT]])
 
-    def no_rows(self, side: int) -> pl.DataFrame:
-        """The input of a side without rows."""
-        return self.fed(elementwise.frame_of([], self.node.inputs[side]), 0, side)
+    def no_rows(self) -> Frames:
+        """Each input without rows."""
+        return {
+            name: self.fed(elementwise.frame_of([], given), 0, side)
+            for side, (name, given) in enumerate(zip(EVERY_INPUT, self.node.inputs, strict=False))
+        }
+
+    def met(self, inputs: Frames) -> pl.DataFrame | None:
+        """The pairs that satisfy the condition, if another step has evaluated it."""
+        if self.node.matching is None:
+            return None
+        return inputs[MATCHING].select(pl.col(f"^{MET}\\..*$").name.map(lambda name: name[len(MET) + 1 :]))
 
     def has_null_key(self) -> pl.Expr:
         return pl.any_horizontal(pl.col(key).is_null() for key in self.keys)
 
-    def meeting(self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places) -> tuple[Places, Places]:
+    def meeting(
+        self, left: pl.DataFrame, right: pl.DataFrame, here: Places, there: Places, met: pl.DataFrame | None
+    ) -> tuple[Places, Places]:
         """Of pairs of rows with equal keys, given by position, those that satisfy the condition."""
         if self.node.condition is None or not len(here):
             return here, there
@@ -82,8 +98,8 @@ class Joining:
             )
             for value, (name, _) in zip(values, names, strict=True)
         ]
-        met = holds(pl.DataFrame(columns), self.node.condition).to_numpy()
-        return here[met], there[met]
+        are_met = holds(pl.DataFrame(columns), self.node.condition, met).to_numpy()
+        return here[are_met], there[are_met]
 
     # ------------------------------------------------------------ output
 

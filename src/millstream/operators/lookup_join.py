@@ -59,14 +59,15 @@ class LookupJoinStep(JoinedSides):
         came = inputs[INPUTS[1]]
         came = came.filter(self.has_keys(came))
         rows = inputs[INPUTS[0]].with_columns(pl.col(WEIGHT).cast(pl.Int64))
+        met = self.met(inputs)
         if self.node.at_event_time:
-            return self._at_event_time(held, rows, came, clock)
+            return self._at_event_time(held, rows, came, clock, met)
         table, columns = held[TABLE], [*self.keys, *self.rest[1]]
         if len(came):
             came = came.with_columns(pl.col(WEIGHT).cast(pl.Int64)).select(table.columns)
             table = summed(pl.concat([table, came]), columns, WEIGHT)
         found = table.filter(pl.col(WEIGHT) > 0).rename({WEIGHT: COPIES})
-        return {TABLE: table} if len(came) else {}, {SENT: self._looked_up(rows, found, self.keys)}
+        return {TABLE: table} if len(came) else {}, {SENT: self._looked_up(rows, found, self.keys, met)}
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
         if not self.node.at_event_time:
@@ -76,13 +77,15 @@ class LookupJoinStep(JoinedSides):
         due = pl.min_horizontal(ASKED_AT, FOLDED_AT)
         return {TABLE: Marks(due, never), WAITING: Marks(pl.col(ASKED_AT), never)}
 
-    def _looked_up(self, rows: pl.DataFrame, found: pl.DataFrame, on: list[str]) -> pl.DataFrame:
+    def _looked_up(
+        self, rows: pl.DataFrame, found: pl.DataFrame, on: list[str], met: pl.DataFrame | None
+    ) -> pl.DataFrame:
         """The output for rows, given the matches of each."""
         how = self.node.how
         parts = []
         if self.node.condition is not None:  # then a row has its own matches, not those of its key
             rows = rows.with_row_index(PLACE)
-            pairs = self.meeting(rows.join(found, on=on, how="inner", maintain_order="left"))
+            pairs = self.meeting(rows.join(found, on=on, how="inner", maintain_order="left"), met)
             found, on = pairs.select(PLACE, *self.rest[1], COPIES), [PLACE]
         if how in ("inner", "left"):
             copies = pl.col(WEIGHT) * pl.col(COPIES)
@@ -98,7 +101,7 @@ class LookupJoinStep(JoinedSides):
     # ------------------------------------------------------------ as of event time
 
     def _at_event_time(
-        self, held: Frames, rows: pl.DataFrame, came: pl.DataFrame, clock: Clock
+        self, held: Frames, rows: pl.DataFrame, came: pl.DataFrame, clock: Clock, met: pl.DataFrame | None
     ) -> tuple[Frames, Frames]:
         in_time = lateness.is_in_time(clock)
         late, rows = self._late(rows.filter(~in_time)), rows.filter(in_time)
@@ -108,7 +111,7 @@ class LookupJoinStep(JoinedSides):
         ready, waiting = waiting.filter(is_ready), waiting.filter(~is_ready)
         changes = self.changes(came, 1)
         table = pl.concat([held[TABLE].select(changes.columns), changes])
-        sent = self._looked_up(*self._as_of_each(ready, table), [POINT])
+        sent = self._looked_up(*self._as_of_each(ready, table), [POINT], met)
         kept = {}
         firsts = waiting.group_by(self.keys).agg((pl.col(TIME).min() + 1).alias(ASKED_AT))
         if len(rows) or len(ready):

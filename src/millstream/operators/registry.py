@@ -11,6 +11,7 @@ from millstream.operators.interval_join import IntervalJoinStep
 from millstream.operators.latest import LatestStep
 from millstream.operators.live_models import PredictLiveStep
 from millstream.operators.lookup_join import LookupJoinStep
+from millstream.operators.matched_side_join import MatchedSideJoinStep
 from millstream.operators.ordered_process import process_step
 from millstream.operators.patterns.rules_step import RulesStep
 from millstream.operators.patterns.step import MatchStep
@@ -38,6 +39,7 @@ STEPS: dict[type[Node], Callable[[Any], Stateful]] = {
     table_nodes.Top: TopStep,
     table_nodes.TableJoin: TableJoinStep,
     table_nodes.LookupJoin: LookupJoinStep,
+    table_nodes.MatchedSideJoin: MatchedSideJoinStep,
     table_nodes.IntervalJoin: IntervalJoinStep,
     table_nodes.WindowJoin: WindowJoinStep,
 }

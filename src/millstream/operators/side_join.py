@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 import polars as pl
 import pyarrow as pa
 
-from millstream.operators.join_conditions import holds
+from millstream.operators.join_conditions import holds, wide
 from millstream.plan.table_nodes import SideJoin
 
 PLACE = "__place"
@@ -17,8 +17,8 @@ _prepared: WeakKeyDictionary[SideJoin, tuple[pl.DataFrame, Any]] = WeakKeyDictio
 """For each join, its side prepared for lookups and the types of its columns; cached per process."""
 
 
-def side_join(frame: pl.DataFrame, node: SideJoin) -> pl.DataFrame:
-    """Columns that are only passed on may be missing: no later step uses them."""
+def side_join(frame: pl.DataFrame, node: SideJoin, met: pl.DataFrame | None = None) -> pl.DataFrame:
+    """Columns that are only passed on may be missing: no later step uses them. For `met` see `holds`."""
     prepared = _prepared.get(node)
     if prepared is None:
         prepared = _prepared[node] = _searched(node), dict(_frame(node.schema.arrow.empty_table()).schema)
@@ -34,16 +34,11 @@ def side_join(frame: pl.DataFrame, node: SideJoin) -> pl.DataFrame:
     else:
         rows = rows.with_row_index(PLACE)
         pairs = rows.join(side, on=keys, how="inner", maintain_order="left")
-        pairs = pairs.filter(holds(pairs, node.condition))
+        pairs = pairs.filter(holds(pairs, node.condition, met))
         found = pairs.select(PLACE, *(name for name in side.columns if name not in keys))
         joined = rows.join(found, on=PLACE, how=how, maintain_order="left")
     given = [name for name in node.schema.names if name in joined.columns]
     return joined.select(*given, *hidden).cast({name: types[name] for name in given})
-
-
-def wide(column: pl.Series) -> pl.Series:
-    """Integers of any width as one type: keys are compared with one another."""
-    return column.cast(pl.Int64) if column.dtype.is_integer() else column
 
 
 def _searched(node: SideJoin) -> pl.DataFrame:

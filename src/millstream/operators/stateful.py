@@ -35,6 +35,9 @@ NOTES, NOTE = "notes", "note"
 
 INPUTS = ("rows", "others")
 """The names of its first and second input."""
+MATCHING = "matching"
+EVERY_INPUT = (*INPUTS, MATCHING)
+"""The names of all inputs that a step can have."""
 PARTIALS = "partials"
 
 NO_MARKS = Marks(pl.lit(None, pl.Int64), pl.lit(None, pl.Int64))

@@ -19,16 +19,17 @@ import pyarrow as pa
 from millstream.operators import elementwise
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
-from millstream.operators.join_conditions import holds
+from millstream.operators.join_conditions import holds, met_pairs, wide
 from millstream.operators.joining import SIDES, netted, singly
 from millstream.operators.keyed_rows import NUMBER, numbered, summed
-from millstream.operators.side_join import wide
-from millstream.operators.stateful import INPUTS, SENT, PlainStep, of_keys
+from millstream.operators.stateful import EVERY_INPUT, INPUTS, MATCHING, SENT, PlainStep, of_keys
 from millstream.plan.bundles import BEGINNING
 from millstream.plan.table_nodes import Join, TableJoin
 from millstream.records import Schema
 from millstream.state.tables import Marks
 
+MATCHED = "matched "
+"""Before the name of a side: its rows that are in a pair, if another step finds the pairs."""
 FOLDED_AT = "folded_at"
 """For a retracted row: when it and its retraction cancel out."""
 PARTNER_TIME, PARTNER_WEIGHT = "__partner_time", "__partner_weight"
@@ -56,11 +57,20 @@ class JoinedSides(PlainStep):
         self._types: Any = dict(elementwise.types_of(node.schema))
         self.nothing: Frames = {
             name: self.fed(elementwise.frame_of([], given), 0, side)
-            for side, (name, given) in enumerate(zip(INPUTS, node.inputs, strict=True))
+            for side, (name, given) in enumerate(zip(EVERY_INPUT, node.inputs, strict=False))
         }
 
     def fed(self, rows: pl.DataFrame, first: int, side: int = 0) -> pl.DataFrame:
         """Its keys, its other columns, its time and its weight. The order of arrival does not matter."""
+        if side >= len(SIDES):
+            both = zip(SIDES, (self.node.left, self.node.right), self.rest, strict=True)
+            columns = [
+                rows[name].alias(f"{of}.{name}")
+                for of, given, rest in both
+                for name, _ in given
+                if f"{of}.{name}" in rest
+            ]
+            return met_pairs(rows, self.node, columns)
         keys = [wide(rows[pair[side]]).alias(key) for pair, key in zip(self.node.on, self.keys, strict=True)]
         chosen = set(self.rest[side])
         columns = [
@@ -85,12 +95,19 @@ class JoinedSides(PlainStep):
         columns = [*self.keys, *self.rest[side]]
         return rows.select(*columns, EVER.alias(TIME), pl.col(WEIGHT).cast(pl.Int64))
 
-    def meeting(self, pairs: pl.DataFrame) -> pl.DataFrame:
+    def met(self, inputs: Frames) -> pl.DataFrame | None:
+        """The pairs that satisfy the condition, if another step has evaluated it."""
+        return None if self.node.matching is None else inputs[MATCHING].select(self._columns_compared())
+
+    def meeting(self, pairs: pl.DataFrame, met: pl.DataFrame | None = None) -> pl.DataFrame:
         """Of pairs of rows with equal keys, those that satisfy the condition."""
         if self.node.condition is None or pairs.is_empty():
             return pairs
-        columns = [*self.columns(0, self._compared), *self.columns(1, self._compared)]
-        return pairs.filter(holds(pairs.select(columns), self.node.condition))
+        return pairs.filter(holds(pairs.select(self._columns_compared()), self.node.condition, met))
+
+    def _columns_compared(self) -> list[pl.Expr]:
+        """The columns that the condition uses, of pairs."""
+        return [*self.columns(0, self._compared), *self.columns(1, self._compared)]
 
     def given(self, side: int, *, other: bool = True) -> list[pl.Expr]:
         """The columns of the result, with or without a row of the other side."""
@@ -123,14 +140,19 @@ class TableJoinStep(JoinedSides):
         """For each side, whether it matters when a key has rows."""
 
     def tables(self) -> Frames:
-        return {name: self.table(side, FOLDED_AT) for side, name in enumerate(SIDES)}
+        if self.node.matching is None:
+            return {name: self.table(side, FOLDED_AT) for side, name in enumerate(SIDES)}
+        sides = [(side, name) for side, name in enumerate(SIDES) if self._counted[1 - side]]
+        return {f"{prefix}{name}": self.table(side, FOLDED_AT) for side, name in sides for prefix in ("", MATCHED)}
 
     def asked(self, inputs: Frames) -> Frames:
         keys = of_keys(self.keys, inputs).select(self.keys)
         keys = keys.filter(self.has_keys(keys))
-        return dict.fromkeys(SIDES, keys)
+        return dict.fromkeys(self.tables(), keys)
 
     def step(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        if self.node.matching is not None:
+            return self._step_of_matches(held, inputs, clock)
         came, lonely = [], []
         for side, name in enumerate(INPUTS):
             rows = inputs[name]
@@ -145,9 +167,12 @@ class TableJoinStep(JoinedSides):
             sent.append(pairs.select(*self.given(0), TIME, WEIGHT))
         for side in (0, 1):
             if self._counted[1 - side]:
-                found = self._by_partners(side, old, came)
-                found = found if self.node.how == "semi" else pl.concat([lonely[side], found])
-                sent.append(found.select(*self.given(side, other=False), TIME, WEIGHT))
+                own, others = [old[side], came[side]], [old[1 - side], came[1 - side]]
+                keys = self.keys
+                if self.node.condition is not None:
+                    keys, own = [NUMBER], numbered([*self.keys, *self.rest[side]], *own)
+                    others = self._partners_of_rows(side, own, others)
+                sent.append(self._by_partners(side, keys, own, others, lonely[side]))
         changes = {
             name: self._kept(side, pl.concat([old[side], came[side]]), clock)
             for side, name in enumerate(SIDES)
@@ -156,18 +181,39 @@ class TableJoinStep(JoinedSides):
         return changes, {SENT: self._sent(pl.concat(sent))}
 
     def marks(self, clock: Clock) -> dict[str, Marks]:
-        return dict.fromkeys(SIDES, Marks(pl.col(FOLDED_AT), pl.lit(None, pl.Int64)))
+        return dict.fromkeys(self.tables(), Marks(pl.col(FOLDED_AT), pl.lit(None, pl.Int64)))
 
-    def _by_partners(self, side: int, old: list[pl.DataFrame], came: list[pl.DataFrame]) -> pl.DataFrame:
+    def _step_of_matches(self, held: Frames, inputs: Frames, clock: Clock) -> tuple[Frames, Frames]:
+        """The same, given the changes of the pairs: beside its rows, a side has how often each is in a pair."""
+        met = inputs[MATCHING].with_columns(EVER.alias(TIME), pl.col(WEIGHT).cast(pl.Int64))
+        sent = [] if self.only_left else [met.select(*self.given(0), TIME, WEIGHT)]
+        changes: Frames = {}
+        for side, name in enumerate(SIDES):
+            if name not in held:
+                continue
+            known = self.has_keys(inputs[INPUTS[side]])
+            lonely, came = (self.changes(inputs[INPUTS[side]].filter(which), side) for which in (~known, known))
+            arrived = {name: came, f"{MATCHED}{name}": met.select(came.columns)}
+            old = {of: _folded(held[of], clock.watermark_before).drop(FOLDED_AT) for of in arrived}
+            frames = [each[of] for of in arrived for each in (old, arrived)]
+            numbers = numbered([*self.keys, *self.rest[side]], *frames)
+            sent.append(self._by_partners(side, [NUMBER], numbers[:2], numbers[2:], lonely))
+            changes |= {
+                of: self._kept(side, pl.concat([old[of], arrived[of]]), clock)
+                for of in arrived
+                if len(arrived[of]) or (held[of][FOLDED_AT] <= clock.watermark).any()
+            }
+        return changes, {SENT: self._sent(pl.concat(sent))}
+
+    def _by_partners(
+        self, side: int, keys: list[str], own: list[pl.DataFrame], others: list[pl.DataFrame], lonely: pl.DataFrame
+    ) -> pl.DataFrame:
         """Changes of the rows of a side that have a partner, in a semi join, or that have none."""
-        columns, keys, own = came[side].columns, self.keys, [old[side], came[side]]
-        others = [old[1 - side], came[1 - side]]
-        if self.node.condition is not None:
-            keys, own = [NUMBER], numbered([*self.keys, *self.rest[side]], *own)
-            others = self._partners_of_rows(side, own, others)
         before, turns = _partners(keys, others[0], others[1])
         joined = _joined if self.node.how == "semi" else _alone
-        return joined(keys, own[0], own[1], before, turns).select(columns)
+        found = joined(keys, own[0], own[1], before, turns).select(lonely.columns)
+        found = found if self.node.how == "semi" else pl.concat([lonely, found])
+        return found.select(*self.given(side, other=False), TIME, WEIGHT)
 
     def _partners_of_rows(self, side: int, own: list[pl.DataFrame], others: list[pl.DataFrame]) -> list[pl.DataFrame]:
         """The partners of single rows, old and new, by the number of the row.

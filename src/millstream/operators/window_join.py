@@ -31,7 +31,7 @@ class WindowJoinStep(PlainStep):
         self.node = node
         self.joining = Joining(node)
         self.keys = self.joining.keys
-        self.nothing = {name: self.joining.no_rows(side) for side, name in enumerate(INPUTS)}
+        self.nothing = self.joining.no_rows()
         self.none_late = self._untimed(self.nothing[INPUTS[LEFT]], LEFT)
         self.lateness = microseconds(node.lateness)
         self.expiry = expiry(pl.col(STOP), self.lateness)
@@ -90,7 +90,7 @@ class WindowJoinStep(PlainStep):
             is_over = self.expiry <= clock.watermark
             over.append(rows.filter(is_over))
             kept[name] = rows.filter(~is_over)
-        return kept, {SENT: self._joined(*over), LATE: pl.concat(late)}
+        return kept, {SENT: self._joined(over[LEFT], over[RIGHT], self.joining.met(inputs)), LATE: pl.concat(late)}
 
     def _untimed(self, rows: pl.DataFrame, side: int) -> pl.DataFrame:
         nowhere = pl.lit(None, pl.Struct({name: pl.Datetime("us", "UTC") for name in (START, STOP)})).alias(WINDOW)
@@ -152,7 +152,7 @@ class WindowJoinStep(PlainStep):
 
     # ------------------------------------------------------------ output
 
-    def _joined(self, left: pl.DataFrame, right: pl.DataFrame) -> pl.DataFrame:
+    def _joined(self, left: pl.DataFrame, right: pl.DataFrame, met: pl.DataFrame | None) -> pl.DataFrame:
         """The join of complete windows."""
         if left.is_empty() and right.is_empty():
             return self.joining.sent([])
@@ -165,16 +165,17 @@ class WindowJoinStep(PlainStep):
         places = left.select(*same, pl.int_range(pl.len()).alias("here")).join(
             right.select(*same, pl.int_range(pl.len()).alias("there")), on=same, how="inner"
         )
-        here, there = self.joining.meeting(left, right, places["here"].to_numpy(), places["there"].to_numpy())
+        here, there = (places[name].to_numpy() for name in ("here", "there"))
+        here, there = self.joining.meeting(left, right, here, there, met)
         if self.joining.is_half:
             is_met = np.isin(np.arange(len(left)), here)
             rows = left.filter(is_met if self.node.how == "semi" else ~is_met)
             return self._sent([self._with_window(rows, self.joining.halves())])
         made = [self._pairs(left, right, here, there)]
-        for side, (rows, met) in enumerate(((left, here), (right, there))):
+        for side, (rows, paired) in enumerate(((left, here), (right, there))):
             if self.joining.is_kept_alone[side]:
                 is_alone = np.ones(len(rows), np.bool_)
-                is_alone[met] = False
+                is_alone[paired] = False
                 made.append(self._with_window(rows.filter(is_alone), self.joining.alone(side)))
         return self._sent(made)
 

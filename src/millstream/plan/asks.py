@@ -201,7 +201,7 @@ def of_requests(node: AnyNode, requests: set[Node]) -> AnyNode:
                 f"top(…, per='{REQUEST}') or take(…, per='{REQUEST}')",
             )
         return replace(node, per_batch_state=True)
-    if isinstance(node, LookupJoin) and sides == [True, False] and not node.at_event_time:
+    if isinstance(node, LookupJoin) and sides[:2] == [True, False] and not node.at_event_time:
         return node
     if isinstance(node, ROW_BY_ROW) or (isinstance(node, Union) and all(sides)):
         return node

@@ -1,13 +1,14 @@
 """What pairs of rows must satisfy beyond equal keys: checked against the columns of both sides.
 
 A join evaluates its condition next to its state, without Spark. What concerns one side only and needs Spark becomes a
-hidden column of that side. The pairs of an inner join may be filtered later, so there the condition may be any.
+hidden column of that side. The pairs of an inner join may be filtered later, so there the condition may be any. For
+any other join, a step of its own finds the pairs with equal keys, Spark filters them, and the join gets the rest.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -19,13 +20,15 @@ from millstream.expressions.expression import ANALYZER, Expression, expression, 
 from millstream.plan.checks import refusal
 from millstream.plan.nodes import COMPUTED
 from millstream.plan.stream import Stream
-from millstream.plan.table_nodes import Columns, How, JoinCondition
+from millstream.plan.table_nodes import Columns, How, Join, JoinCondition, MatchedSideJoin, SideJoin
 from millstream.plan.tables import Table
 from millstream.records import Schema
 from millstream.user_lines import AtUsersLine
 
 if TYPE_CHECKING:
     from sqlglot import Expr
+
+    from millstream.plan.flow import Flow
 
 AnyStream = TypeVar("AnyStream", bound=Stream)
 
@@ -38,6 +41,8 @@ class Checked:
     """By the join itself."""
     behind: str | None = None
     """By a step behind the join, as the user gave it."""
+    before: str | None = None
+    """By a step before the join, over pairs with equal keys."""
     parts: tuple[dict[str, str], dict[str, str]] = field(default_factory=lambda: ({}, {}))
     """For each side, the hidden columns that the condition uses, to be made before the join."""
 
@@ -66,12 +71,13 @@ def checked_condition(given: str | None, sides: Sequence[Columns], fields: Seque
         lowered = lowered_expression(rest, types, boolean=True)
     except InvalidExpression:
         lowered = made
-    if lowered.needs_spark or lowered.uses_clock:
-        why = f"needs Spark: {made.reason}" if made.needs_spark else "uses the clock"
+    if lowered.uses_clock:
         raise refusal(
-            f"'{made}' {why}; the condition of a join that is not inner is evaluated next to its state",
+            f"'{made}' uses the clock, so the result of a join that is not inner would depend on when rows arrive",
             "compute what concerns one side with with_column(…) before the join, and compare these columns",
         )
+    if lowered.needs_spark:
+        return Checked(_inside(made, columns), before=given)
     return Checked(_inside(replace(lowered, spark=made.spark), types), parts=parts)
 
 
@@ -83,6 +89,18 @@ def kept_where(joined: AnyStream, condition: str | None) -> AnyStream:
     joined.flow._behind[made.node] = joined.flow._behind.get(joined.node, joined.node)
     key = (joined.key,) if isinstance(joined, Table) else ()
     return type(joined)(joined.flow, made.node, *key)
+
+
+def matched(flow: Flow, node: Join, columns: Sequence[pa.Field], condition: str) -> Join:
+    """A join with an input for the pairs that satisfy its condition, given the columns of a pair.
+
+    An inner join of the same rows finds the pairs, in the batch in which the join needs them.
+    """
+    every = replace(node, schema=Schema.from_arrow(pa.schema(columns)), how="inner", condition=None, for_condition=True)
+    found = Stream(flow, flow.named(every, "join pairs", None))._where(condition, None, "join condition")
+    if isinstance(node, SideJoin):
+        node = MatchedSideJoin(**{each.name: getattr(node, each.name) for each in fields(node)})
+    return replace(node, inputs=(*node.inputs, found.node))
 
 
 def _inside(made: Expression, columns: Schema) -> JoinCondition:

@@ -14,7 +14,7 @@ from millstream.errors import InvalidPlan
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow
 from millstream.plan.hidden_columns import without_hidden
-from millstream.plan.join_conditions import checked_condition, kept_where
+from millstream.plan.join_conditions import checked_condition, kept_where, matched
 from millstream.plan.join_keys import On, joined_on, with_parts
 from millstream.plan.keyed import Keyed, Windowed
 from millstream.plan.late import WINDOW
@@ -26,6 +26,7 @@ from millstream.plan.table_nodes import (
     Columns,
     How,
     IntervalJoin,
+    Join,
     JoinCondition,
     LookupJoin,
     SideJoin,
@@ -90,6 +91,10 @@ class _Shape:
     condition: JoinCondition | None
     behind: str | None
     """A condition that is evaluated behind the join."""
+    before: str | None
+    """A condition that is evaluated before the join."""
+    pair: tuple[pa.Field, ...]
+    """The columns of a pair."""
 
 
 def join(
@@ -125,7 +130,7 @@ def _join(
         _check_absent({"within": within, "as_of": as_of, "allowed_lateness": late}, "a stream and a lookup table")
         _check_lookup(shape.how)
         side = SideJoin("", shape.columns, (stream.node,), users_line(), *_parts(shape), other.rows, other.description)
-        return stream._next(stream.flow.named(side, "join", name))
+        return stream._next(_made(stream.flow, side, shape, name))
     if stream.is_table:
         if not other.is_table:
             raise refusal(
@@ -134,7 +139,7 @@ def _join(
             )
         _check_absent({"within": within, "as_of": as_of, "allowed_lateness": late}, "two tables")
         made = TableJoin("", shape.columns, _nodes(stream, other), users_line(), *_parts(shape))
-        return Table(stream.flow, stream.flow.named(made, "join", name))
+        return Table(stream.flow, _made(stream.flow, made, shape, name))
     if other.is_table:
         _check_absent({"within": within, "allowed_lateness": late}, "a stream and a table")
         return _lookup(stream, other, shape, as_of, name)
@@ -142,7 +147,14 @@ def _join(
     low, high = _interval(within)
     _check_event_times("within needs event time", stream, other)
     node = IntervalJoin("", shape.columns, _nodes(stream, other), users_line(), *_parts(shape), low, high, late)
-    return Joined(stream.flow, stream.flow.named(node, "join", name))
+    return Joined(stream.flow, _made(stream.flow, node, shape, name))
+
+
+def _made(flow: Flow, node: Join, shape: _Shape, name: str | None, *more: pa.Field) -> Join:
+    """The join under its name; pairs of it have further columns."""
+    return flow.named(
+        node if shape.before is None else matched(flow, node, [*shape.pair, *more], shape.before), "join", name
+    )
 
 
 def join_in_windows(
@@ -175,7 +187,7 @@ def join_in_windows(
     with AtUsersLine():
         columns = Schema.from_arrow(pa.schema([*shape.columns.arrow, WINDOW]))
     node = WindowJoin("", columns, _nodes(stream, other), users_line(), *_parts(shape), window, lateness)
-    made = without_hidden(Joined(stream.flow, stream.flow.named(node, "join", name)), "join")
+    made = without_hidden(Joined(stream.flow, _made(stream.flow, node, shape, name, WINDOW)), "join")
     return kept_where(made, shape.behind)
 
 
@@ -195,7 +207,7 @@ def _lookup(stream: Stream, table: Stream, shape: _Shape, as_of: AsOfWhen | None
         )
     inputs = _nodes(stream, table)
     made = LookupJoin("", shape.columns, inputs, users_line(), *_parts(shape), as_of == "event_time")
-    return Joined(stream.flow, stream.flow.named(made, "join", name))
+    return Joined(stream.flow, _made(stream.flow, made, shape, name))
 
 
 def _rows_of(given: Given) -> Given:
@@ -227,15 +239,15 @@ def _shape(
     if any(checked.parts):
         stream, other = with_parts(stream, checked.parts[0]), with_parts(other, checked.parts[1])
         left, right = _named(stream, other, pairs, suffix)
-    fields = _fields(stream, other, pairs, left, right)
-    fields, others = fields[: len(left)], fields[len(left) :]
+    pair = tuple(_fields(stream, other, pairs, left, right))
+    fields, others = list(pair[: len(left)]), list(pair[len(left) :])
     if how in ("right", "full"):
         fields = [field.with_nullable(True) for field in fields]
     if how not in ("semi", "anti"):
         fields += [field.with_nullable(True) for field in others] if how in ("left", "full") else others
     with AtUsersLine():
         columns = Schema.from_arrow(pa.schema(fields))
-    return stream, other, _Shape(columns, pairs, how, left, right, checked.inside, checked.behind)
+    return stream, other, _Shape(columns, pairs, how, left, right, checked.inside, checked.behind, checked.before, pair)
 
 
 def _named(stream: Stream, other: Stream | Side, pairs: Columns, suffix: str) -> tuple[Columns, Columns]:

@@ -38,7 +38,7 @@ def _either(node: Join) -> list[pa.Field]:
         .field(name if name in node.schema else column)
         .with_name(name)
         .with_nullable(True)
-        for given, columns in zip(node.inputs, (node.left, node.right), strict=True)
+        for given, columns in zip(node.inputs[:2], (node.left, node.right), strict=True)
         for name, column in columns
     ]
 

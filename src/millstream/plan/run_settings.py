@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime, timedelta
 from functools import wraps
 from os import PathLike
@@ -86,6 +86,8 @@ class Settings:
 
     True means "auto", and False means "none".
     """
+    show: bool | None = None
+    """The same as `progress`, as True or False."""
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -93,9 +95,9 @@ class Settings:
         known = [each.name for each in fields(cls)]
         for name in given:
             if name not in known:
-                hint = f"did you mean progress={given[name]!r}? " if name == "show" else ""
-                raise refused(f"there is no setting '{name}'", hint + what_exists(name, known, kind="settings"))
-        return cls(**given).checked()
+                raise refused(f"there is no setting '{name}'", what_exists(name, known, kind="settings"))
+        made = cls(**given).checked()
+        return made if made.show is None else replace(made, progress=made.show)
 
     @property
     def rebuilt(self) -> tuple[str, ...]:
@@ -106,7 +108,7 @@ class Settings:
     def checked(self) -> Self:
         if not isinstance(self.start_over, bool):
             raise refused(f"start_over is True or False, not {self.start_over!r}", "flow.run(start_over=True)")
-        for name in ("metrics", "provenance"):
+        for name in ("metrics", "provenance", *(() if self.show is None else ("show",))):
             if not isinstance(getattr(self, name), bool):
                 raise refused(f"{name} is True or False, not {getattr(self, name)!r}", f"flow.run({name}=False)")
         if not isinstance(self.rebuild_output, str | list | tuple | None) or not all(

@@ -5,7 +5,7 @@ A change of a table is valid from its event time.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import zip_longest
 from typing import ClassVar, Literal
@@ -190,7 +190,7 @@ class JoinCondition:
     """What pairs of rows must satisfy besides being equal in `on`; null does not satisfy it."""
 
     holds: Expression
-    """Over the columns of both inputs, under their names in the output. It is evaluated without Spark."""
+    """Over the columns of both inputs, under their names in the output. One that needs Spark has an input."""
     columns: pa.Schema
     """The columns that it uses."""
 
@@ -210,6 +210,21 @@ class Join(Node):
     A semi or anti join outputs only `left`.
     """
     condition: JoinCondition | None
+    for_condition: bool = field(default=False, kw_only=True)
+    """Whether its pairs only serve to find those that satisfy the condition of the join behind."""
+    sides: ClassVar[int] = 2
+
+    @property
+    def matching(self) -> Node | None:
+        """The step that finds the pairs that satisfy the condition, if the join does not evaluate it itself.
+
+        It is the input after those that are joined, and has the columns of both.
+        """
+        return self.inputs[self.sides] if len(self.inputs) > self.sides else None
+
+    @property
+    def awaited_inputs(self) -> int:
+        return self.sides
 
     @property
     def compared(self) -> tuple[Columns, Columns]:
@@ -220,7 +235,7 @@ class Join(Node):
 
     @property
     def _on(self) -> str:
-        pairs = [[_shown(*side) for side in zip_longest(self.inputs, pair)] for pair in self.on]
+        pairs = [[_shown(*side) for side in zip_longest(self.inputs[: self.sides], pair)] for pair in self.on]
         shown = ", ".join(" = ".join(dict.fromkeys(pair)) for pair in pairs)
         return shown if self.condition is None else f"{shown} and ({self.condition.holds})"
 
@@ -310,7 +325,15 @@ class SideJoin(Join):
 
     rows: pa.Table
     description: str
+    sides: ClassVar[int] = 1
 
     @property
     def label(self) -> str:
         return f"{self.how} join on {self._on} with {self.description}"
+
+
+@dataclass(frozen=True, eq=False)
+class MatchedSideJoin(SideJoin):
+    """The same, with an input for the pairs that satisfy the condition; it runs where steps with state do."""
+
+    keeps_state: ClassVar[bool] = True

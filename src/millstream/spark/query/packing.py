@@ -40,8 +40,8 @@ ARROW = pa.schema(
         ("blob", pa.binary()),
     ]
 )
-ROWS, OTHERS, PARTIALS, CONTROL, REPORT = range(5)
-SIDES = (ROWS, OTHERS)
+ROWS, OTHERS, PARTIALS, CONTROL, REPORT, MATCHING = range(6)
+SIDES = (ROWS, OTHERS, MATCHING)
 PARTITION = "__partition"
 TOPIC = "__topic"
 """The source partition of an output's rows, next to their offset, if its sink may refuse some."""

@@ -40,6 +40,7 @@ CLOCKLESS = (
     table_nodes.Top,
     table_nodes.TableJoin,
     table_nodes.LookupJoin,
+    table_nodes.SideJoin,
 )
 """Steps without processing-time timers: with event time, they may still wait for the watermark."""
 
@@ -398,11 +399,11 @@ def _output_keys(step: Node) -> tuple[str, ...]:
 
 
 def _input_keys(step: Node, side: int) -> tuple[str, ...]:
-    """The columns of an input that form a step's key; none if its rows are for every key."""
+    """The columns of an input that form a step's key; none if its rows are for every key, or come from Spark."""
     if side == step.broadcast_input:
         return ()
     if isinstance(step, table_nodes.Join):
-        return tuple(pair[side] for pair in step.on)
+        return tuple(pair[side] for pair in step.on) if side < step.sides else ()
     keys: tuple[str, ...] = getattr(step, "keys", ())
     return keys
 

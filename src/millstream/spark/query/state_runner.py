@@ -26,7 +26,7 @@ from millstream.connectors.sink import Preparer
 from millstream.errors import DamagedState
 from millstream.operators.accumulators import ORDER
 from millstream.operators.clock import Clock
-from millstream.operators.stateful import INPUTS, LATE, LOST, NOTE, NOTES, LooksBack, Stateful, held_for, stateful
+from millstream.operators.stateful import EVERY_INPUT, LATE, LOST, NOTE, NOTES, LooksBack, Stateful, held_for, stateful
 from millstream.operators.stateful import PARTIALS as FOLDED
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.endpoints import Endpoint
@@ -285,7 +285,8 @@ class StepRunner:
         notes: tuple[str, ...] = ()
         if given or head.next_event <= clock.watermark or head.next_clock <= clock.now:
             sent = self._step_once(label, head, given, clock)
-            late = (len(sent[LATE]) if LATE in sent else 0) + (sent[LOST]["rows"][0] if LOST in sent else 0)
+            if not getattr(self._node, "for_condition", False):  # the join behind has the same late rows
+                late = (len(sent[LATE]) if LATE in sent else 0) + (sent[LOST]["rows"][0] if LOST in sent else 0)
             notes = tuple(sent[NOTES][NOTE]) if NOTES in sent else ()
             packer.add(sent, clock.now)
         head.watermark, head.now, head.inputs = watermark, inputs.now, inputs.kept()
@@ -315,10 +316,10 @@ class StepRunner:
         for _, parts in sorted(by_task.items()):
             if ORDER not in parts[0][1].columns:  # the step does not depend on the order
                 for side, part in parts:
-                    rows.setdefault(INPUTS[side], []).append(part)
+                    rows.setdefault(EVERY_INPUT[side], []).append(part)
                 continue
             for side, part in sorted(parts, key=lambda part: int(part[1][ORDER][0])):
-                rows.setdefault(INPUTS[side], []).append(part.with_columns(pl.col(ORDER) + head.count))
+                rows.setdefault(EVERY_INPUT[side], []).append(part.with_columns(pl.col(ORDER) + head.count))
             head.count += max(int(part[ORDER].max()) for _, part in parts) + 1  # type: ignore[arg-type]
         found = {name: pl.concat(parts) for name, parts in rows.items()}
         return found | ({FOLDED: pl.concat(partials)} if partials else {})

@@ -280,7 +280,7 @@ def main() -> None:
     options.add_argument("--peer", choices=["flink", "none"], default="flink", help="beside whom")
     options.add_argument("--flink", type=Path, help="where Flink is, or is installed to")
     given = options.parse_args()
-    figures = in_one_process(*((2, 50_000, 1) if given.quick else (10, 100_000, 3)))
+    figures = in_one_process(*((2, 50_000, 3) if given.quick else (10, 100_000, 3)))
     if given.peer == "flink":
         try:
             figures |= beside_flink(given.flink, QUICK if given.quick else FULL)

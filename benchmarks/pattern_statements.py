@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 CORES = 2
+MATCHES, TIMES = "matches", "times"
+ANSWER = "answer: "
+"""What a line with an answer starts with: engines write others, too."""
 FIRST, ALL = "first", "all"
 """Folders of events: those of the first batch, and all of them."""
 BATCHES, READERS = "batches", "readers"
@@ -37,22 +40,27 @@ on the rows before. A row can play one variable only, or two of which the last e
 more, Flink found other matches, and which of the engines is right was not examined."""
 
 
-def answer(run: Callable[[str, Path], Any], rows: Callable[[str, Path], list[Any]]) -> None:
-    """Does what the command line asks for: folder, then statements, each with a folder in it. One JSON line of results.
+def only_on_two_cores() -> None:
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # and so for all that is started
 
-    Every statement runs over the first events, to warm up, then over them again, then over all. The difference between
-    the last two is what the further events cost, whatever it takes to start.
+
+def answer(run: Callable[[str, Path], Any], rows: Callable[[str, Path], list[Any]]) -> None:
+    """Answers requests from stdin, one JSON line each: a statement, the folder of its events, and what is asked for.
+
+    The matches are those of the first events. A time is that of a run over all events less that of one over the first:
+    what the further events cost, whatever it takes to start.
     """
-    folder, *names = sys.argv[1:]
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])  # and so for all it starts
-    results = {}
-    for name in names:
-        found = sorted(rows(STATEMENTS[name], Path(folder) / name / FIRST))
-        (elapsed_first, cpu_first), (elapsed_all, cpu_all) = (
-            timed(run, STATEMENTS[name], Path(folder) / name / events) for events in (FIRST, ALL)
-        )
-        results[name] = {"found": found, "elapsed_s": elapsed_all - elapsed_first, "cpu_s": cpu_all - cpu_first}
-    print(json.dumps(results), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        statement, folder = STATEMENTS[request["statement"]], Path(request["folder"])
+        if request["asked"] == MATCHES:
+            answered: Any = sorted(rows(statement, folder / FIRST))
+        else:
+            (elapsed_first, cpu_first), (elapsed_all, cpu_all) = (
+                timed(run, statement, folder / events) for events in (FIRST, ALL)
+            )
+            answered = {"elapsed_s": elapsed_all - elapsed_first, "cpu_s": cpu_all - cpu_first}
+        print(ANSWER + json.dumps(answered), flush=True)
 
 
 def timed(run: Callable[[str, Path], Any], statement: str, folder: Path) -> tuple[float, float]:

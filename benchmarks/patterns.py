@@ -6,9 +6,10 @@ In one process: payments of cards, two small ones, then a large one within an ho
 100k rows, and the same number of events of 1M cards. Then as rules that may change: one, and 1,000 that each watch the
 large payments at a shop of their own, half of them in one country only, and share conditions for the small ones. Beside
 Flink: the same MATCH_RECOGNIZE statements over the same Parquet files, Millstream on Spark, each engine in a process of
-its own on two cores; both must find the same matches. `speed_vs_flink` is that of the statement with the smallest
-ratio; with --quick there is only one: the one that had it whenever several were compared. The last line is one JSON
-document with the figures.
+its own on two cores; both must find the same matches. The engines take turns: a round of each that does not count, to
+warm up, and then three whose median counts. `speed_vs_flink` is that of the statement with the smallest ratio; with
+--quick there is only one: the one that had it whenever several were compared. The last line is one JSON document with
+the figures.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +38,7 @@ from local_runs import timed_run
 from millstream.errors import MillstreamError
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.plan.run_settings import BATCH_ROWS
-from pattern_statements import ALL, BATCHES, CORES, FIRST, READERS
+from pattern_statements import ALL, ANSWER, BATCHES, CORES, FIRST, MATCHES, READERS, TIMES
 
 HERE = Path(__file__).resolve().parent
 START = 1_700_000_000_000_000
@@ -53,6 +56,7 @@ PATTERN = (
 )
 """Of conditions on single rows, and with one that depends on the rows before."""
 LIMIT_S = 900
+ROUNDS = 3
 ROW_GROUP = 100_000
 """Rows in a row group of a Parquet file: what a task reads at least."""
 
@@ -66,9 +70,9 @@ class Sizes:
     batch: int
 
 
-QUICK = {"strict": Sizes(20_000, 1, BATCH_ROWS // 2)}
-FULL = {"strict": Sizes(500_000, 5, BATCH_ROWS), **dict.fromkeys(("relaxed", "by_path"), Sizes(500_000, 2, BATCH_ROWS))}
-"""Except with --quick, a batch has as many rows as a job reads at most by default."""
+QUICK = {"strict": Sizes(50_000, 1, BATCH_ROWS)}
+FULL = {"strict": Sizes(500_000, 3, BATCH_ROWS), **dict.fromkeys(("relaxed", "by_path"), Sizes(500_000, 2, BATCH_ROWS))}
+"""A batch has as many rows as a job reads at most by default."""
 
 
 def events(rows: int, keys: int, first: int) -> pl.DataFrame:
@@ -174,20 +178,50 @@ def write_file(path: Path, rows: pl.DataFrame) -> None:
     )
 
 
-def asked(command: Sequence[str], environment: Mapping[str, str], folder: Path, names: Sequence[str]) -> Any:
-    """What an engine answers for some statements."""
-    done = subprocess.run(
-        [*command, str(folder), *names],
-        env={**os.environ, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
-    lines = done.stdout.strip().splitlines()
-    if done.returncode or not lines:
-        raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    return json.loads(lines[-1])
+@dataclass
+class Engine:
+    """A process that answers one request after the other, until it is closed."""
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    log: Path
+    _process: subprocess.Popen[str] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        with self.log.open("w") as errors:
+            self._process = subprocess.Popen(
+                self.command,
+                env={**os.environ, **self.environment},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            )
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        """Its input ends, and so does the process."""
+        try:
+            self._process.communicate(timeout=60)
+        except (subprocess.TimeoutExpired, BrokenPipeError):
+            self._process.kill()
+
+    def ask(self, statement: str, folder: Path, asked: str) -> Any:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        limit = threading.Timer(LIMIT_S, self._process.kill)
+        limit.start()
+        try:
+            request = {"statement": statement, "folder": str(folder), "asked": asked}
+            print(json.dumps(request), file=self._process.stdin, flush=True)
+            answers = (line for line in self._process.stdout if line.startswith(ANSWER))
+            return json.loads(next(answers).removeprefix(ANSWER))
+        except (StopIteration, BrokenPipeError):
+            raise SystemExit(f"{' '.join(self.command)} failed:\n{self.log.read_text()[-3000:]}") from None
+        finally:
+            limit.cancel()
 
 
 def beside_flink(flink: Path | None, sizes: Mapping[str, Sizes]) -> dict[str, float]:
@@ -196,23 +230,40 @@ def beside_flink(flink: Path | None, sizes: Mapping[str, Sizes]) -> dict[str, fl
 
     peer = flink_home.engine(flink or flink_home.HOME, lambda line: print(line, file=sys.stderr))
     figures: dict[str, float] = {}
-    with tempfile.TemporaryDirectory(prefix="millstream-patterns-") as given:
-        folder = Path(given)
+    with ExitStack() as opened:
+        folder = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="millstream-patterns-")))
         for name, size in sizes.items():
             make_files(folder / name, size)
-        theirs = asked([peer.command[0], str(HERE / "patterns_on_flink.py")], peer.environment, folder, list(sizes))
-        ours = asked([sys.executable, str(HERE / "patterns_on_millstream.py")], {}, folder, list(sizes))
-    for name, size in sizes.items():
-        more_events = size.batches * size.batch
-        assert ours[name]["found"], "there are no matches to compare"
-        _compare(name, ours[name]["found"], theirs[name]["found"])
-        figures |= {
-            f"on_spark_events_per_s_{name}": more_events / ours[name]["elapsed_s"],
-            f"flink_events_per_s_{name}": more_events / theirs[name]["elapsed_s"],
-            f"speed_vs_flink_{name}": theirs[name]["elapsed_s"] / ours[name]["elapsed_s"],
-            f"cpu_of_flink_vs_ours_{name}": theirs[name]["cpu_s"] / ours[name]["cpu_s"],
-        }
+        commands = [
+            ([sys.executable, str(HERE / "patterns_on_millstream.py")], {}),
+            ([peer.command[0], str(HERE / "patterns_on_flink.py")], peer.environment),
+        ]
+        engines = [
+            opened.enter_context(Engine(command, environment, folder / f"{number}.log"))
+            for number, (command, environment) in enumerate(commands)
+        ]
+        for name, size in sizes.items():
+            figures |= _figures(name, size, engines, folder / name)
     return figures | {"speed_vs_flink": min(figures[f"speed_vs_flink_{name}"] for name in sizes)}
+
+
+def _figures(name: str, size: Sizes, engines: Sequence[Engine], folder: Path) -> dict[str, float]:
+    """Of one statement, here and in Flink."""
+    ours, theirs = (engine.ask(name, folder, MATCHES) for engine in engines)
+    assert ours, "there are no matches to compare"
+    _compare(name, ours, theirs)
+    rounds = [[engine.ask(name, folder, TIMES) for engine in engines] for _ in range(1 + ROUNDS)][1:]
+    (elapsed_s, cpu_s), (flink_elapsed_s, flink_cpu_s) = (
+        [statistics.median(each[figure] for each in times) for figure in ("elapsed_s", "cpu_s")]
+        for times in zip(*rounds, strict=True)
+    )
+    more_events = size.batches * size.batch
+    return {
+        f"on_spark_events_per_s_{name}": more_events / elapsed_s,
+        f"flink_events_per_s_{name}": more_events / flink_elapsed_s,
+        f"speed_vs_flink_{name}": flink_elapsed_s / elapsed_s,
+        f"cpu_of_flink_vs_ours_{name}": flink_cpu_s / cpu_s,
+    }
 
 
 def _compare(name: str, ours: list[list[float]], theirs: list[list[float]]) -> None:
@@ -229,7 +280,7 @@ def main() -> None:
     options.add_argument("--peer", choices=["flink", "none"], default="flink", help="beside whom")
     options.add_argument("--flink", type=Path, help="where Flink is, or is installed to")
     given = options.parse_args()
-    figures = in_one_process(*((2, 50_000, 1) if given.quick else (10, 100_000, 3)))
+    figures = in_one_process(*((2, 50_000, 3) if given.quick else (10, 100_000, 3)))
     if given.peer == "flink":
         try:
             figures |= beside_flink(given.flink, QUICK if given.quick else FULL)

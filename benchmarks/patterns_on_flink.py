@@ -12,7 +12,7 @@ from pyflink.table import (  # type: ignore[import-not-found]  # it is in an env
     TableEnvironment,
 )
 
-from pattern_statements import CORES, READERS, answer
+from pattern_statements import CORES, READERS, answer, only_on_two_cores
 
 SETTINGS = {
     "parallelism.default": str(CORES),
@@ -56,4 +56,5 @@ def rows(statement: str, folder: Path) -> list[Any]:
 
 
 if __name__ == "__main__":
+    only_on_two_cores()
     answer(run, rows)

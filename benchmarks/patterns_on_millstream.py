@@ -10,7 +10,7 @@ from typing import Any
 import millstream as ms
 from millstream.plan.stream import Stream
 from millstream.spark.session.start import session
-from pattern_statements import BATCHES, CORES, answer
+from pattern_statements import BATCHES, CORES, answer, only_on_two_cores
 
 SCHEMA = "card long, amount double, paid_at timestamp"
 LOGS = Path(tempfile.mkdtemp(prefix="millstream-patterns-"))
@@ -38,5 +38,6 @@ def rows(statement: str, folder: Path) -> list[Any]:
 
 
 if __name__ == "__main__":
+    only_on_two_cores()
     session(master=f"local[{CORES}]", partitions=CORES, settings={"spark.driver.memory": "4g"})
     answer(run, rows)

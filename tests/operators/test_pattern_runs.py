@@ -70,7 +70,9 @@ def test_rows_to_come_decide_unless_the_input_has_ended() -> None:
 def test_rows_between_are_skipped() -> None:
     pattern = A.followed_by(*stage("b"))
     assert lasts(pattern, "axxb")[0] == 3
-    match = runs_over(pattern, "axxb").match(0, 3)
+    found = runs_over(pattern, "axxb")
+    found.add(0, 3)
+    match = found.run(0)
     assert list(match) == [(0, "a", False), (3, "b", False)]
     assert (len(match), match[0], match[-1], match[:1]) == (2, (0, "a", False), (3, "b", False), ((0, "a", False),))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,8 @@ Node = tuple[int, str, bool, Any]
 @dataclass(slots=True)
 class Found:
     matches: list[Complete] = field(default_factory=list)
+    runs: list[int] = field(default_factory=list)
+    """The first rows of further matches, which are known as runs. They are many, so there is no object for each."""
     timed_out: list[Complete] = field(default_factory=list)
     firsts: set[int] = field(default_factory=set)
     """The first rows of what may still become a match."""
@@ -27,6 +29,16 @@ class Found:
     """The earliest event time that is still to be emitted."""
     without_target: int = 0
     """How many matches have no row of the variable to skip to."""
+
+    @property
+    def count(self) -> int:
+        return len(self.matches) + len(self.runs)
+
+    def in_order(self) -> Sequence[Complete | int]:
+        """All matches. No two have a row in common if there are runs."""
+        if not self.matches or not self.runs:
+            return self.matches or self.runs
+        return sorted([*self.matches, *self.runs], key=lambda match: match if isinstance(match, int) else match.first)
 
 
 def paths_to(nodes: list[Node], step: str) -> list[Path]:

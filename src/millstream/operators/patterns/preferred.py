@@ -73,7 +73,8 @@ class PreferredMatcher:
         while (first := _next_true(may_begin, first, stop)) < stop:
             known = self._lasts.get(first)
             if known is not None and self._runs is not None and known != OPEN and not self._awaits_rows(known):
-                found.matches.append(Complete(self._runs.match(first, known), self.times[known]))
+                self._runs.add(first, known)
+                found.runs.append(first)
                 first = known + 1
                 continue
             self._seen: set[int] = set()

@@ -116,11 +116,21 @@ class Runs:
                 break
         return found
 
-    def match(self, first: int, last: int) -> Run:
+    def add(self, first: int, last: int) -> None:
         """A match that was found; no two of them have a row in common."""
         self._firsts.append(first)
         self._lasts.append(last)
-        return Run(self, first, last)
+
+    def run(self, first: int) -> Run:
+        """The match that begins with a row."""
+        return Run(self, first, int(self.last_of[first]))
+
+    @cached_property
+    def last_of(self) -> Places:
+        """By the first row of a match, its last one. Asked for when all matches are known."""
+        found = np.full(len(self._codes), LEFT)
+        found[np.array(self._firsts, np.int64)] = self._lasts
+        return found
 
     @property
     def roles(self) -> list[tuple[str, bool]]:

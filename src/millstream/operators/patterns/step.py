@@ -24,11 +24,12 @@ from millstream.operators.patterns.columns import Columns, Flags, Places, RowCol
 from millstream.operators.patterns.every import EveryMatcher
 from millstream.operators.patterns.found import Found
 from millstream.operators.patterns.preferred import PreferredMatcher
-from millstream.operators.patterns.results import Numbered, Results
+from millstream.operators.patterns.results import Listed, Results
 from millstream.operators.patterns.runs import LEFT, OPEN, Moves, Runs
 from millstream.operators.process import ALL_ROWS
 from millstream.operators.stateful import INPUTS, LATE, NOTE, NOTES, SENT, TIMED_OUT, PlainStep
 from millstream.plan.bundles import END
+from millstream.plan.patterns.found import Complete
 from millstream.plan.patterns.node import Match, Matches, SkipTo, timed_out_schema
 from millstream.state.tables import Marks
 
@@ -51,6 +52,7 @@ class Searched:
     """By key, its number."""
     found: dict[int, Found]
     """By position of the key."""
+    runs: Runs | None = None
 
 
 class MatchStep(PlainStep):
@@ -104,7 +106,7 @@ class MatchStep(PlainStep):
         over = self._timed_out(searched)
         for at, found in searched.found.items():
             number = searched.numbers[at]
-            counts[number] = counts.get(number, 0) + len(found.matches)
+            counts[number] = counts.get(number, 0) + found.count
         state = [self._records(records, searched, counts), self._kept(searched, clock)]
         waiting = pl.when(pl.col(DONE)).then(DUE).otherwise(TIME).alias(DUE)
         changes = pl.concat([*state, asleep.with_columns(waiting)]).drop(NUMBER)
@@ -146,7 +148,7 @@ class MatchStep(PlainStep):
         keys = np.searchsorted(starts, candidates, side="right") - 1
         ends = np.add.reduceat(searched, starts) + starts
         if isinstance(matcher, PreferredMatcher):
-            may_begin = self._may_begin(
+            may_begin, made.runs = self._may_begin(
                 matcher, candidates, columns, bits, rows[TIME].to_numpy(), ends[keys], clock.watermark
             )
             candidates, keys = candidates[may_begin], keys[may_begin]
@@ -169,21 +171,21 @@ class MatchStep(PlainStep):
         times: Places,
         ends: Places,
         watermark: int,
-    ) -> Flags:
+    ) -> tuple[Flags, Runs | None]:
         """With which rows a match may begin. Of most of them the matcher then knows the match, too."""
         search = self.node.search
         moves = None
         if self.node.skip.to is SkipTo.PAST_LAST and search.between is None:
             moves = Moves.of(search.automaton.states, masks.distinct, matcher.fitting)
         if moves is None:
-            return self.beginnings.among(firsts, columns, masks, times, ends)
+            return self.beginnings.among(firsts, columns, masks, times, ends), None
         runs = Runs(moves, masks, times, search.within)
         lasts = runs.lasts(firsts, ends, watermark)
         is_known: Flags = (lasts >= 0) | (lasts == OPEN)
         matcher.know(runs, dict(zip(firsts[is_known].tolist(), lasts[is_known].tolist(), strict=True)))
         left = np.flatnonzero(lasts == LEFT)
         is_known[left] = self.beginnings.among(firsts[left], columns, masks, times, ends[left])
-        return is_known
+        return is_known, runs
 
     def _with_first(self, rows: pl.DataFrame, numbers: Places, starts: Places, counts: dict[int, int]) -> pl.DataFrame:
         if not self.is_anchored or not len(rows):
@@ -204,22 +206,24 @@ class MatchStep(PlainStep):
         order: list[int] = sorted_keys.sort(self.keys, nulls_last=False)["__at"].to_list()
         return order
 
-    def _numbered(self, searched: Searched, counts: dict[int, int]) -> list[tuple[int, Numbered]]:
-        """The matches of all keys, in order, each with the number of its key."""
-        made = []
-        for at in self._in_order(searched, lambda found: bool(found.matches)):
-            number = searched.numbers[at]
-            for count, match in enumerate(searched.found[at].matches, counts.get(number, 0) + 1):
-                made.append((number, Numbered(match, count)))
-        return made
+    def _listed(self, searched: Searched, counts: dict[int, int]) -> tuple[Listed, list[int]]:
+        """The matches of all keys, in order, and for each the number of its key."""
+        listed, keys = Listed([], [], searched.runs), []
+        for at in self._in_order(searched, lambda found: bool(found.count)):
+            found, number = searched.found[at], searched.numbers[at]
+            before = counts.get(number, 0)
+            listed.matches.extend(found.in_order())
+            listed.numbers.extend(range(before + 1, before + found.count + 1))
+            keys += [number] * found.count
+        return listed, keys
 
     def _sent(self, searched: Searched, counts: dict[int, int]) -> pl.DataFrame:
-        return self.results.sent([each for _, each in self._numbered(searched, counts)], searched.rows)
+        return self.results.sent(self._listed(searched, counts)[0], searched.rows)
 
     def _timed_out(self, searched: Searched) -> pl.DataFrame:
         order = self._in_order(searched, lambda found: bool(found.timed_out))
-        over = [Numbered(each, None) for at in order for each in searched.found[at].timed_out]
-        return self.results.timed_out(over, searched.rows)
+        over: list[Complete | int] = [each for at in order for each in searched.found[at].timed_out]
+        return self.results.timed_out(Listed(over, [None] * len(over)), searched.rows)
 
     def _early(
         self, before: pl.DataFrame, after: pl.DataFrame, final: Searched, counts: dict[int, int], clock: Clock
@@ -230,21 +234,22 @@ class MatchStep(PlainStep):
             self._searched(before, counts, past, END),
             self._searched(after, counts, clock, END),
         ]
-        found = []
+        listed, places = [], []
         for view, watermark in zip(views, (clock.watermark_before, clock.watermark), strict=True):
             for each in view.found.values():
                 each.matches = [match for match in each.matches if not match.at_limit or match.end < watermark]
-            matches = self._numbered(view, counts)
-            orders = view.rows[ORDER].to_list()
-            found.append({self._identity(number, each, orders): each for number, each in matches})
-        gone = [each for name, each in found[0].items() if name not in found[1]]
-        come = [each for name, each in found[1].items() if name not in found[0]]
+            matches, keys = self._listed(view, counts)
+            listed.append(matches)
+            places.append({name: at for at, name in enumerate(self._identities(matches, keys, view.rows))})
+        gone = listed[0].some(at for name, at in places[0].items() if name not in places[1])
+        come = listed[1].some(at for name, at in places[1].items() if name not in places[0])
         return pl.concat([self.results.sent(gone, views[0].rows, -1), self.results.sent(come, views[1].rows)])
 
     @staticmethod
-    def _identity(number: int, found: Numbered, orders: list[int]) -> Any:
-        path = tuple((orders[place], variable) for place, variable, _ in found.match.path)
-        return number, found.number, found.match.end, path
+    def _identities(listed: Listed, keys: list[int], rows: pl.DataFrame) -> list[Any]:
+        orders, ends = rows[ORDER].to_list(), listed.ends(rows)
+        paths = [tuple((orders[place], variable) for place, variable, _ in path) for path in listed.paths()]
+        return list(zip(keys, listed.numbers, ends.tolist(), paths, strict=True))
 
     def _notes(self, searched: Searched) -> list[str]:
         """What the owner of the job should know. An error would come back with every restart."""

@@ -21,13 +21,14 @@ from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLos
 from millstream.log import EmbeddedLog
 from waiting import until
 
+from .killed import capture_mariadb, kill_captures, lives
 from .support import (
     check_columns_may_change,
     check_first_changes,
     check_orders_are_a_source,
     records,
 )
-from .workload import KEYS, Workload, captured_while_written, check_equal, kill_captures
+from .workload import KEYS, Workload, captured_while_written, check_equal
 
 pytestmark = pytest.mark.xdist_group("mariadb")
 TABLES = """
@@ -391,30 +392,17 @@ def test_a_table_can_be_added_when_a_capture_starts_again(log, db, dsn) -> None:
     check_equal(log, partial(rows, db))
 
 
-KILLED = """
-import sys, threading
-from millstream.capture.capturing import Capture
-from millstream.capture.mariadb import steps
-from millstream.capture.mariadb.database import MariadbDatabase
-from millstream.log import EmbeddedLog
-
-steps.CHUNK_ROWS = 3
-folder, dsn = sys.argv[1:]
-with EmbeddedLog(folder) as log:
-    opened = lambda name: MariadbDatabase(dsn, {"orders": "orders", "places": "places"}, name)
-    with Capture(log, "app", opened) as capture:
-        print("ready", flush=True)
-        capture.run(threading.Event())
-"""
-
-
 @pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) -> None:
-    kill_captures(kills, MariadbWorkload(dsn, kills), KILLED, tmp_path / "log", dsn)
-    with EmbeddedLog(tmp_path / "log") as log:
-        with capture(log, dsn, "orders", "places") as running:
-            running.catch_up()
-        check_equal(log, partial(rows, db))
+    work, tables = MariadbWorkload(dsn, kills), ["orders", "places"]
+    work.run(20)
+    for life, killed in enumerate(lives(kills)):
+        folder = tmp_path / f"log{life}"
+        kill_captures(killed, work, capture_mariadb, folder, "app", dsn, tables)
+        with EmbeddedLog(folder) as log:
+            with capture(log, dsn, *tables) as running:
+                running.catch_up()
+            check_equal(log, partial(rows, db))
 
 
 @pytest.mark.more

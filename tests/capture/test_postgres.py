@@ -25,14 +25,16 @@ from postgres_server import Server
 from waiting import until
 
 from .conftest import POSTGRES_TABLES
+from .killed import capture_postgres, kill_captures, lives
 from .support import (
     check_columns_may_change,
     check_first_changes,
     check_transactions,
     records,
+    remove_slots,
     wait_until_free,
 )
-from .workload import KEYS, Workload, captured_while_written, check_equal, kill_captures
+from .workload import KEYS, Workload, captured_while_written, check_equal
 
 
 def opened(dsn, topics, name, types=None):
@@ -391,31 +393,18 @@ def test_a_table_can_be_added_when_a_capture_starts_again(log, db, dsn) -> None:
     check_equal(log, partial(rows, db))
 
 
-KILLED = """
-import sys, threading
-from millstream.capture.capturing import Capture
-from millstream.capture.postgres import steps
-from millstream.capture.postgres.database import PostgresDatabase
-from millstream.log import EmbeddedLog
-
-steps.CHUNK_ROWS = 3
-folder, dsn, name = sys.argv[1:]
-with EmbeddedLog(folder) as log:
-    opened = lambda name: PostgresDatabase(dsn, {"orders": "orders", "places": "places"}, name)
-    with Capture(log, name, opened) as capture:
-        print("ready", flush=True)
-        capture.run(threading.Event())
-"""
-
-
 @pytest.mark.parametrize("kills", [pytest.param(10, marks=pytest.mark.more), pytest.param(300, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) -> None:
-    name = f"app_{dsn.rpartition('/')[2][-12:]}"
-    kill_captures(kills, PostgresWorkload(dsn, kills), KILLED, tmp_path / "log", dsn, name)
-    with EmbeddedLog(tmp_path / "log") as log:
-        with capture(log, dsn, "orders", "places") as running:
-            running.catch_up()
-        check_equal(log, partial(rows, db))
+    work, tables = PostgresWorkload(dsn, kills), ["orders", "places"]
+    work.run(20)
+    for life, killed in enumerate(lives(kills)):
+        folder, name = tmp_path / f"log{life}", f"app{life}_{dsn.rpartition('/')[2][-12:]}"
+        kill_captures(killed, work, capture_postgres, folder, name, dsn, tables)
+        with EmbeddedLog(folder) as log:
+            with capture(log, dsn, *tables, name=f"app{life}") as running:
+                running.catch_up()
+            check_equal(log, partial(rows, db))
+        remove_slots(db)
 
 
 @pytest.mark.more

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import millstream as ms
 from mariadb_server import MariadbServer
+from millstream.capture import adding
 from millstream.capture.capturing import Capture
 from millstream.capture.mariadb.address import parsed
 from millstream.capture.mariadb.database import MariadbDatabase
@@ -27,6 +28,7 @@ from .support import (
     check_first_changes,
     check_orders_are_a_source,
     records,
+    running,
 )
 from .workload import KEYS, Workload, captured_while_written, check_equal
 
@@ -390,6 +392,30 @@ def test_a_table_can_be_added_when_a_capture_starts_again(log, db, dsn) -> None:
         running.catch_up()
     other.connection.close()
     check_equal(log, partial(rows, db))
+
+
+@pytest.mark.more
+def test_a_table_is_added_to_a_running_capture(log, db, dsn, monkeypatch) -> None:
+    """Method: both tables are written all the time, in the same transactions, and the capture starts again later."""
+    monkeypatch.setattr(adding, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("millstream.capture.mariadb.steps.CHUNK_ROWS", 3)
+    work = MariadbWorkload(dsn, 11)
+    work.run(20)
+    with running(capture(log, dsn, "orders")) as started:
+        writing = threading.Thread(target=work.run, args=(60,))
+        writing.start()
+        until(lambda: started.changes > 0, "the capture has begun")
+        assert ms.add_to_capture(log, started.name, "places", wait_s=60)
+        writing.join()
+        with pytest.raises(InvalidInput, match="there is no table 'placs'"):
+            ms.add_to_capture(log, started.name, "placs", wait_s=30)
+        work.run(5)
+    work.run(10)
+    with capture(log, dsn, "orders") as again:
+        again.catch_up()
+        assert again.position["tables"].keys() == {"orders", "places"}
+    check_equal(log, partial(rows, db))
+    assert {change["op"] for change in records(log, "orders")[1:]} > {"update", "delete"}
 
 
 @pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])

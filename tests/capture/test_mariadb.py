@@ -234,9 +234,9 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn, mariadb)
     db.execute(f"GRANT SELECT ON {name}.* TO reader@'127.0.0.1'")
     as_reader = mariadb.address(name, "reader")
 
-    def refused(error, match, table="orders", address=dsn):
+    def refused(error, match, table="orders", address=dsn, types=None):
         with pytest.raises(error, match=match) as found:
-            capture(log, address, table)
+            capture(log, address, table, types=types)
         assert found.value.next_step
 
     refused(InvalidInput, "refuses this user.*BINLOG MONITOR", address=as_reader)
@@ -248,6 +248,7 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn, mariadb)
     refused(InvalidInput, "is not a table of InnoDB", "old")
     refused(InvalidInput, "'id' has the type uuid", "ids")
     refused(InvalidInput, "does not log such changes", "items")
+    refused(NotFound, "'orders' has no column 'amuont'", types={("orders", "amuont"): pa.string()})
     refused(MillstreamError, "Unknown database", address=dsn + "x")
     refused(InvalidInput, "is not a MariaDB address", address=dsn.replace("mariadb:", "postgresql:"))
     for setting, wrong, right in (

@@ -241,10 +241,11 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn) -> None:
     db.execute(f"CREATE ROLE {user} LOGIN; GRANT SELECT ON orders TO {user}")
     as_user = dsn.replace("millstream@", f"{user}@")
     db.execute("CREATE TABLE keyless (n int); CREATE VIEW seen AS SELECT 1 AS n")
+    db.execute("CREATE TABLE boards (id int PRIMARY KEY, fields int[][])")
 
-    def refused(error, match, table="orders", address=dsn):
+    def refused(error, match, table="orders", address=dsn, types=None):
         with pytest.raises(error, match=match) as found:
-            capture(log, address, table)
+            capture(log, address, table, types=types)
         assert found.value.next_step
 
     refused(InvalidInput, "may not replicate", address=as_user)
@@ -257,6 +258,9 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn) -> None:
     refused(InvalidInput, "is not a table name", "a.b.c")
     refused(InvalidInput, "is not a permanent table", "seen")
     refused(InvalidInput, "has no key", "keyless")
+    refused(InvalidInput, "'fields' of table 'boards' is an array of 2 dimensions", "boards")
+    refused(NotFound, "'orders' has no column 'amuont'", types={("orders", "amuont"): pa.string()})
+    refused(InvalidInput, "'places' is not captured", types={("places", "x"): pa.string()})
     refused(MillstreamError, "cannot be captured", address=dsn + "x")
     assert log.topics() == []
     assert not db.execute("SELECT 1 FROM pg_publication").fetchall()

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import TRUNCATE, TableShape, check_distinct
+from millstream.capture.changes import TRUNCATE, TableShape, check_columns, check_distinct
 from millstream.capture.mariadb.address import parsed
 from millstream.capture.mariadb.binlog import (
     Begin,
@@ -114,6 +114,7 @@ class MariadbDatabase:
             shape = shape_of(table, topic, table.columns, self._types)
             self.tables[table.id] = table
             self.shapes[table.id] = shape.since(Schema.of(known[name]), self.where) if name in known else shape
+        check_columns(self._types, self.shapes.values(), self.where)
 
     def _end(self) -> tuple[str, int]:
         """The end of the binary log: GTIDs, and the place."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import TableShape, check_distinct
+from millstream.capture.changes import TableShape, check_columns, check_distinct
 from millstream.capture.ports import Position, Progress
 from millstream.capture.postgres.connections import (
     Replication,
@@ -28,7 +28,7 @@ from millstream.capture.postgres.connections import (
 )
 from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
 from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape
-from millstream.capture.postgres.tables import PostgresTable, Types, find_table
+from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table
 from millstream.capture.stream_steps import Heartbeat, being_read
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
@@ -133,7 +133,10 @@ class PostgresDatabase:
         check_distinct([(name, table.oid) for name, table in self.tables.items()], self.where)
         for name, table in self.tables.items():
             shape = self.types.shape(table, self._wanted[name], table.columns)
+            if name not in known:
+                check_dimensions(self._db, table, shape, self.where)
             self.shapes[table.oid] = shape.since(Schema.of(known[name]), self.where) if name in known else shape
+        check_columns(self.types.chosen, self.shapes.values(), self.where)
         if self._messages is not None:
             self.shapes[MESSAGES] = messages_shape(self._messages)
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from millstream.capture.postgres.database import PostgresDatabase
 
 CSV_BYTES = 4 << 20
-CHUNK_ROWS = 100_000
+CHUNK_ROWS = 250_000
 IN_TRANSACTION_SECONDS = 60.0
 MARK_SECONDS = 0.1
 Sent = tuple[int, Change | TableShape]

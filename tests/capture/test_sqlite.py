@@ -214,6 +214,11 @@ def test_another_database_under_the_name_is_refused(log, path, tmp_path) -> None
         running.catch_up()
     with pytest.raises(OffsetLost, match="older copy"):
         capture(log, tmp_path / "old.db")
+    with connected(tmp_path / "old.db") as db:
+        for number in range(3):
+            db.execute("INSERT INTO notes VALUES (?)", (f"other {number}",))
+    with pytest.raises(OffsetLost, match="is not the one that the log has"):
+        capture(log, tmp_path / "old.db")
     with closing(sqlite3.connect(tmp_path / "new.db")) as db:
         db.executescript(TABLES)
     with pytest.raises(OffsetLost, match="is not the one"):

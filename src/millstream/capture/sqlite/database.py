@@ -38,6 +38,8 @@ from millstream.errors import NotFound, OffsetLost, SourceUnavailable, StorageEr
 from millstream.records import Schema
 
 BUSY_SECONDS = 10.0
+LAST_MS = "last_ms"
+"""Of a position: when its last change was made, by which a restored database is recognized."""
 LOOK_SECONDS = 0.02
 CHUNK_ROWS = 20_000
 PIECE_ROWS = 10_000
@@ -147,6 +149,15 @@ class SqliteDatabase:
             what = (
                 f"the database has changes up to {newest}, and the log up to {position['id']}: the database is an "
                 "older copy"
+            )
+        elif (
+            removed < position["id"]
+            and LAST_MS in position
+            and self._triggers.time_of(position["id"]) != position[LAST_MS]
+        ):
+            what = (
+                f"the change {position['id']} of the database is not the one that the log has: the database was "
+                "restored from an older copy"
             )
         else:
             return
@@ -296,7 +307,7 @@ class SqliteStep:
         position, transaction, number = self.position, "", 0
         for id, name, op, at_ms, *values in self._database.recorded(position):
             transaction = transaction or str(id)
-            position["id"] = id
+            position["id"], position[LAST_MS] = id, at_ms
             position["at_us"] = max(position["at_us"], at_ms * 1000)
             if name not in position["tables"]:  # no longer captured
                 continue

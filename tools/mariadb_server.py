@@ -50,7 +50,7 @@ class MariadbServer:
             self.port: int = free.getsockname()[1]
         given = {name.replace("_", "-"): value for name, value in settings.items()}
         chosen = {**BINLOG, **SMALL, **given}
-        data = self._scratch / "data"
+        data = self.data = self._scratch / "data"
         as_root = [] if os.geteuid() else ["--user=root"]
         made = ["--no-defaults", f"--datadir={data}", "--auth-root-authentication-method=normal", "--skip-test-db"]
         subprocess.run([installer, *made, *as_root], check=True, capture_output=True)

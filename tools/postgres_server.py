@@ -71,10 +71,10 @@ class Server:
         self._scratch = Path(tempfile.mkdtemp(prefix="millstream-postgres-"))
         self._scratch.chmod(0o755)
         self._bin = _programs(self._scratch)
-        self._data = self._scratch / "data"
-        self._data.mkdir(mode=0o700)
+        self.data = self._scratch / "data"
+        self.data.mkdir(mode=0o700)
         if not os.geteuid():
-            shutil.chown(self._data, UNPRIVILEGED)
+            shutil.chown(self.data, UNPRIVILEGED)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
@@ -88,7 +88,7 @@ class Server:
         }
         how = ["-U", "millstream", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "--no-instructions"]
         subprocess.run(
-            [self._bin / "initdb", "-D", self._data, *how], check=True, capture_output=True, cwd="/", **_as_whom()
+            [self._bin / "initdb", "-D", self.data, *how], check=True, capture_output=True, cwd="/", **_as_whom()
         )
         self._process: subprocess.Popen[bytes] | None = None
         self.start()
@@ -99,7 +99,7 @@ class Server:
     def start(self) -> None:
         options = [part for name, value in self._settings.items() for part in ("-c", f"{name}={value}")]
         with (self._scratch / "log").open("ab") as log:
-            command = [str(self._bin / "postgres"), "-D", str(self._data), *options]
+            command = [str(self._bin / "postgres"), "-D", str(self.data), *options]
             process: subprocess.Popen[bytes] = subprocess.Popen(command, stdout=log, stderr=log, cwd="/", **_as_whom())
             self._process = process
         deadline = time.monotonic() + START_SECONDS

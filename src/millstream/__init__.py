@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from millstream.bridges.zeromq_sink import zeromq
     from millstream.calling import client
     from millstream.capture.adding import add_to_capture
+    from millstream.capture.debezium import debezium
     from millstream.capture.endpoints import mariadb_changes, postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
-    from millstream.capture.topics import captured, debezium
+    from millstream.capture.topics import captured
     from millstream.capture.whole import captured_transactions
     from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
@@ -112,7 +113,8 @@ _NAMES = {
     "millstream.capture.adding": "add_to_capture",
     "millstream.capture.endpoints": "mariadb_changes postgres_changes sqlite_changes",
     "millstream.capture.outbox": "outbox",
-    "millstream.capture.topics": "captured debezium",
+    "millstream.capture.debezium": "debezium",
+    "millstream.capture.topics": "captured",
     "millstream.capture.whole": "captured_transactions",
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",

@@ -2,6 +2,7 @@
 
 import threading
 from collections import defaultdict
+from contextlib import contextmanager
 
 import millstream as ms
 from millstream.connectors.opening import open_source
@@ -135,3 +136,25 @@ def remove_slots(db):
     for (slot,) in db.execute(slots).fetchall():
         wait_until_free(db, slot)
         db.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+
+@contextmanager
+def running(capture):
+    """In a thread, as `millstream capture` runs."""
+    stop, failed = threading.Event(), []
+
+    def run():
+        try:
+            capture.run(stop)
+        except BaseException as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=run)
+    with capture:
+        thread.start()
+        try:
+            yield capture
+        finally:
+            stop.set()
+            thread.join()
+    assert not failed

@@ -2,7 +2,7 @@
 
 import sqlite3
 import threading
-from contextlib import closing, contextmanager
+from contextlib import closing
 from functools import partial
 
 import pytest
@@ -17,31 +17,9 @@ from millstream.cli.app import app
 from millstream.errors import InvalidInput, UnknownTopic
 from waiting import until
 
-from .support import records
+from .support import records, running
 from .test_postgres import PostgresWorkload, rows
 from .workload import check_equal
-
-
-@contextmanager
-def running(capture):
-    """In a thread, as `millstream capture` runs."""
-    stop, failed = threading.Event(), []
-
-    def run():
-        try:
-            capture.run(stop)
-        except BaseException as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=run)
-    with capture:
-        thread.start()
-        try:
-            yield capture
-        finally:
-            stop.set()
-            thread.join()
-    assert not failed
 
 
 @pytest.fixture(autouse=True)

@@ -131,8 +131,8 @@ def work(dsn, seed):
 
 
 @contextmanager
-def debezium(dsn, slot, folder):
-    """The file into which it writes its changes, one per line."""
+def debezium(dsn, slot, folder, tables=NAMES, **chosen):
+    """It writes its changes into a file, one per line. `chosen` are further settings, with _ for a dot."""
     javac = shutil.which("javac")
     if javac is None:
         pytest.skip("there is no JDK: no javac on the PATH")
@@ -152,12 +152,13 @@ def debezium(dsn, slot, folder):
         "slot.name": slot,
         "publication.name": slot,
         "publication.autocreate.mode": "filtered",
-        "table.include.list": ",".join(f"public.{name}" for name in NAMES),
+        "table.include.list": ",".join(f"public.{name}" for name in tables),
         "message.prefix.include.list": "app",
         "skipped.operations": "none",
         "tombstones.on.delete": "false",
         "decimal.handling.mode": "string",
         "poll.interval.ms": "50",
+        **{name.replace("_", "."): value for name, value in chosen.items()},
     }
     command = [str(Path(javac).resolve().parent / "java"), "-Xmx600m", "-cp", f"{jars}/*", str(ENGINE / "Engine.java")]
     with (folder / "peer.changes").open("wb") as out, (folder / "peer.log").open("wb") as said:

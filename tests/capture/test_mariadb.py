@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 
 import millstream as ms
 from mariadb_server import MariadbServer
+from millstream.capture import adding
 from millstream.capture.capturing import Capture
 from millstream.capture.mariadb.address import parsed
 from millstream.capture.mariadb.database import MariadbDatabase
@@ -21,13 +22,15 @@ from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLos
 from millstream.log import EmbeddedLog
 from waiting import until
 
+from .killed import capture_mariadb, kill_captures, lives
 from .support import (
     check_columns_may_change,
     check_first_changes,
     check_orders_are_a_source,
     records,
+    running,
 )
-from .workload import KEYS, Workload, captured_while_written, check_equal, kill_captures
+from .workload import KEYS, Workload, captured_while_written, check_equal
 
 pytestmark = pytest.mark.xdist_group("mariadb")
 TABLES = """
@@ -231,9 +234,9 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn, mariadb)
     db.execute(f"GRANT SELECT ON {name}.* TO reader@'127.0.0.1'")
     as_reader = mariadb.address(name, "reader")
 
-    def refused(error, match, table="orders", address=dsn):
+    def refused(error, match, table="orders", address=dsn, types=None):
         with pytest.raises(error, match=match) as found:
-            capture(log, address, table)
+            capture(log, address, table, types=types)
         assert found.value.next_step
 
     refused(InvalidInput, "refuses this user.*BINLOG MONITOR", address=as_reader)
@@ -245,6 +248,7 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn, mariadb)
     refused(InvalidInput, "is not a table of InnoDB", "old")
     refused(InvalidInput, "'id' has the type uuid", "ids")
     refused(InvalidInput, "does not log such changes", "items")
+    refused(NotFound, "'orders' has no column 'amuont'", types={("orders", "amuont"): pa.string()})
     refused(MillstreamError, "Unknown database", address=dsn + "x")
     refused(InvalidInput, "is not a MariaDB address", address=dsn.replace("mariadb:", "postgresql:"))
     for setting, wrong, right in (
@@ -391,30 +395,41 @@ def test_a_table_can_be_added_when_a_capture_starts_again(log, db, dsn) -> None:
     check_equal(log, partial(rows, db))
 
 
-KILLED = """
-import sys, threading
-from millstream.capture.capturing import Capture
-from millstream.capture.mariadb import steps
-from millstream.capture.mariadb.database import MariadbDatabase
-from millstream.log import EmbeddedLog
-
-steps.CHUNK_ROWS = 3
-folder, dsn = sys.argv[1:]
-with EmbeddedLog(folder) as log:
-    opened = lambda name: MariadbDatabase(dsn, {"orders": "orders", "places": "places"}, name)
-    with Capture(log, "app", opened) as capture:
-        print("ready", flush=True)
-        capture.run(threading.Event())
-"""
+@pytest.mark.more
+def test_a_table_is_added_to_a_running_capture(log, db, dsn, monkeypatch) -> None:
+    """Method: both tables are written all the time, in the same transactions, and the capture starts again later."""
+    monkeypatch.setattr(adding, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("millstream.capture.mariadb.steps.CHUNK_ROWS", 3)
+    work = MariadbWorkload(dsn, 11)
+    work.run(20)
+    with running(capture(log, dsn, "orders")) as started:
+        writing = threading.Thread(target=work.run, args=(60,))
+        writing.start()
+        until(lambda: started.changes > 0, "the capture has begun")
+        assert ms.add_to_capture(log, started.name, "places", wait_s=60)
+        writing.join()
+        with pytest.raises(InvalidInput, match="there is no table 'placs'"):
+            ms.add_to_capture(log, started.name, "placs", wait_s=30)
+        work.run(5)
+    work.run(10)
+    with capture(log, dsn, "orders") as again:
+        again.catch_up()
+        assert again.position["tables"].keys() == {"orders", "places"}
+    check_equal(log, partial(rows, db))
+    assert {change["op"] for change in records(log, "orders")[1:]} > {"update", "delete"}
 
 
 @pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) -> None:
-    kill_captures(kills, MariadbWorkload(dsn, kills), KILLED, tmp_path / "log", dsn)
-    with EmbeddedLog(tmp_path / "log") as log:
-        with capture(log, dsn, "orders", "places") as running:
-            running.catch_up()
-        check_equal(log, partial(rows, db))
+    work, tables = MariadbWorkload(dsn, kills), ["orders", "places"]
+    work.run(20)
+    for life, killed in enumerate(lives(kills)):
+        folder = tmp_path / f"log{life}"
+        kill_captures(killed, work, capture_mariadb, folder, "app", dsn, tables)
+        with EmbeddedLog(folder) as log:
+            with capture(log, dsn, *tables) as running:
+                running.catch_up()
+            check_equal(log, partial(rows, db))
 
 
 @pytest.mark.more

@@ -25,14 +25,16 @@ from postgres_server import Server
 from waiting import until
 
 from .conftest import POSTGRES_TABLES
+from .killed import capture_postgres, kill_captures, lives
 from .support import (
     check_columns_may_change,
     check_first_changes,
     check_transactions,
     records,
+    remove_slots,
     wait_until_free,
 )
-from .workload import KEYS, Workload, captured_while_written, check_equal, kill_captures
+from .workload import KEYS, Workload, captured_while_written, check_equal
 
 
 def opened(dsn, topics, name, types=None):
@@ -239,10 +241,11 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn) -> None:
     db.execute(f"CREATE ROLE {user} LOGIN; GRANT SELECT ON orders TO {user}")
     as_user = dsn.replace("millstream@", f"{user}@")
     db.execute("CREATE TABLE keyless (n int); CREATE VIEW seen AS SELECT 1 AS n")
+    db.execute("CREATE TABLE boards (id int PRIMARY KEY, fields int[][])")
 
-    def refused(error, match, table="orders", address=dsn):
+    def refused(error, match, table="orders", address=dsn, types=None):
         with pytest.raises(error, match=match) as found:
-            capture(log, address, table)
+            capture(log, address, table, types=types)
         assert found.value.next_step
 
     refused(InvalidInput, "may not replicate", address=as_user)
@@ -255,6 +258,9 @@ def test_a_mistake_is_reported_before_anything_is_changed(log, db, dsn) -> None:
     refused(InvalidInput, "is not a table name", "a.b.c")
     refused(InvalidInput, "is not a permanent table", "seen")
     refused(InvalidInput, "has no key", "keyless")
+    refused(InvalidInput, "'fields' of table 'boards' is an array of 2 dimensions", "boards")
+    refused(NotFound, "'orders' has no column 'amuont'", types={("orders", "amuont"): pa.string()})
+    refused(InvalidInput, "'places' is not captured", types={("places", "x"): pa.string()})
     refused(MillstreamError, "cannot be captured", address=dsn + "x")
     assert log.topics() == []
     assert not db.execute("SELECT 1 FROM pg_publication").fetchall()
@@ -391,31 +397,18 @@ def test_a_table_can_be_added_when_a_capture_starts_again(log, db, dsn) -> None:
     check_equal(log, partial(rows, db))
 
 
-KILLED = """
-import sys, threading
-from millstream.capture.capturing import Capture
-from millstream.capture.postgres import steps
-from millstream.capture.postgres.database import PostgresDatabase
-from millstream.log import EmbeddedLog
-
-steps.CHUNK_ROWS = 3
-folder, dsn, name = sys.argv[1:]
-with EmbeddedLog(folder) as log:
-    opened = lambda name: PostgresDatabase(dsn, {"orders": "orders", "places": "places"}, name)
-    with Capture(log, name, opened) as capture:
-        print("ready", flush=True)
-        capture.run(threading.Event())
-"""
-
-
 @pytest.mark.parametrize("kills", [pytest.param(10, marks=pytest.mark.more), pytest.param(300, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) -> None:
-    name = f"app_{dsn.rpartition('/')[2][-12:]}"
-    kill_captures(kills, PostgresWorkload(dsn, kills), KILLED, tmp_path / "log", dsn, name)
-    with EmbeddedLog(tmp_path / "log") as log:
-        with capture(log, dsn, "orders", "places") as running:
-            running.catch_up()
-        check_equal(log, partial(rows, db))
+    work, tables = PostgresWorkload(dsn, kills), ["orders", "places"]
+    work.run(20)
+    for life, killed in enumerate(lives(kills)):
+        folder, name = tmp_path / f"log{life}", f"app{life}_{dsn.rpartition('/')[2][-12:]}"
+        kill_captures(killed, work, capture_postgres, folder, name, dsn, tables)
+        with EmbeddedLog(folder) as log:
+            with capture(log, dsn, *tables, name=f"app{life}") as running:
+                running.catch_up()
+            check_equal(log, partial(rows, db))
+        remove_slots(db)
 
 
 @pytest.mark.more

@@ -16,8 +16,8 @@ from millstream.connectors.opening import open_source
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, NotFound, OffsetLost, ProducerFenced
 from millstream.log import EmbeddedLog
 
+from .killed import capture_sqlite, kill_captures
 from .support import check_transactions, records, replayed
-from .workload import kill_captures
 
 TABLES = """
 CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT, amount REAL, email TEXT UNIQUE, raw BLOB);
@@ -214,6 +214,11 @@ def test_another_database_under_the_name_is_refused(log, path, tmp_path) -> None
         running.catch_up()
     with pytest.raises(OffsetLost, match="older copy"):
         capture(log, tmp_path / "old.db")
+    with connected(tmp_path / "old.db") as db:
+        for number in range(3):
+            db.execute("INSERT INTO notes VALUES (?)", (f"other {number}",))
+    with pytest.raises(OffsetLost, match="is not the one that the log has"):
+        capture(log, tmp_path / "old.db")
     with closing(sqlite3.connect(tmp_path / "new.db")) as db:
         db.executescript(TABLES)
     with pytest.raises(OffsetLost, match="is not the one"):
@@ -288,25 +293,11 @@ def test_a_random_workload_is_captured_exactly(log, path, seed, monkeypatch) -> 
         check_equal(log, db)
 
 
-KILLED = """
-import sys, threading
-from millstream.capture.capturing import Capture
-from millstream.capture.sqlite import database
-from millstream.log import EmbeddedLog
-
-database.CHUNK_ROWS = 5
-tables = {name: name for name in sys.argv[3:]}
-with EmbeddedLog(sys.argv[1]) as log:
-    opened = lambda name: database.SqliteDatabase(database.Path(sys.argv[2]), tables, name)
-    with Capture(log, "app", opened) as capture:
-        print("ready", flush=True)
-        capture.run(threading.Event())
-"""
-
-
 @pytest.mark.parametrize("kills", [pytest.param(6, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
 def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, path, kills) -> None:
-    kill_captures(kills, Workload(path, kills), KILLED, tmp_path / "log", path, *KEYS, first=30, most=12)
+    work = Workload(path, kills)
+    work.run(30)
+    kill_captures(kills, work, capture_sqlite, tmp_path / "log", "app", path, list(KEYS))
     with EmbeddedLog(tmp_path / "log") as log:
         with capture(log, path) as running:
             running.catch_up()

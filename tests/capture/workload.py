@@ -1,10 +1,6 @@
-"""Random changes of orders and places, and captures that end in the middle of them."""
+"""Random changes of orders and places."""
 
-import os
 import random
-import signal
-import subprocess
-import sys
 import threading
 
 from .support import check_transactions, records, replayed
@@ -64,18 +60,3 @@ def captured_while_written(capturing, work, *others):
         writer.join()
     with capturing() as running:
         running.catch_up()
-
-
-def kill_captures(kills, work, program, *arguments, first=20, most=20):
-    """Kills a program that captures, while others write. It prints that it is ready."""
-    chance = random.Random(kills)
-    work.run(first)
-    for _ in range(kills):
-        command = [sys.executable, "-c", program, *map(str, arguments)]
-        process = subprocess.Popen(command, stdout=subprocess.PIPE)
-        assert process.stdout.readline() == b"ready\n"
-        for _ in range(chance.randrange(1, most)):
-            work.run(1)
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        work.run(2)

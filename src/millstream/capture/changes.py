@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, NotFound
 from millstream.records import Schema, can_evolve
+from millstream.user_lines import what_exists
 
 SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = "snapshot", "insert", "update", "delete", "truncate", "message"
 TIME = pa.timestamp("us", "UTC")
@@ -167,6 +168,24 @@ def check_distinct(tables: Iterable[tuple[str, Hashable]], where: str) -> None:
                 next_step="name each table once",
             )
         names[id] = name
+
+
+def check_columns(chosen: Iterable[tuple[str, str]], shapes: Iterable[TableShape], where: str) -> None:
+    """Raises if one of these columns, by table and name, is not captured: its type would be ignored."""
+    stored = {shape.name: shape.stored.names for shape in shapes}
+    for table, column in chosen:
+        if table not in stored:
+            raise InvalidInput(
+                f"a type is given for '{table}.{column}', but '{table}' is not captured",
+                where=where,
+                next_step=what_exists(table, list(stored), kind="tables"),
+            )
+        if column not in stored[table]:
+            raise NotFound(
+                f"the table '{table}' has no column '{column}'",
+                where=where,
+                next_step=what_exists(column, stored[table]),
+            )
 
 
 def envelope(columns: Schema) -> Schema:

@@ -1,21 +1,19 @@
-"""Topics with changes as tables: those of a capture, and those that Debezium has written."""
+"""Topics with changes as tables: those of a capture. Those of Debezium build on them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import ClassVar
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, TIME, TRUNCATE, UPDATE, envelope
+from millstream.capture.changes import DELETE, TIME, envelope
 from millstream.capture.source import AT, OP, Rows, envelopes, rows_of_table
 from millstream.connectors import arguments
 from millstream.connectors.connector import Reading, WorkerNeeds
-from millstream.connectors.kafka.endpoint import Kafka
 from millstream.connectors.source import Offsets, Slab, Slice, Source
 from millstream.connectors.topic.endpoint import OneTopic, Topic
 from millstream.connectors.topic.own_schema import schema_of_topic
@@ -23,13 +21,8 @@ from millstream.errors import InvalidSchema
 from millstream.log.kafka.address import as_kafka
 from millstream.plan.checks import NAME
 from millstream.plan.endpoints import KeptTable, TableSource
-from millstream.records import Schema, SchemaLike
-from millstream.user_lines import AtUsersLine, users_line, what_exists
-
-OPERATIONS = {"c": INSERT, "u": UPDATE, "d": DELETE, "r": SNAPSHOT, "t": TRUNCATE}
-"""As Debezium writes them."""
-DEBEZIUM_FORMATS = ("json", "avro")
-CHANGE = "op string, before struct<{columns}>, after struct<{columns}>, ts_ms bigint, source struct<ts_ms bigint>"
+from millstream.records import Schema
+from millstream.user_lines import users_line, what_exists
 
 
 class MappedSource(Source):
@@ -141,99 +134,21 @@ class Captured(TopicOfChanges):
         return MappedSource(inner, self.mapped(reading.schema))
 
 
-@dataclass(frozen=True)
-class Debezium(TopicOfChanges):
-    columns: Schema
-    kafka: Kafka | None = None
-    """Where and how the records are written, if they are not JSON in a topic of the job's broker."""
-
-    @property
-    def target(self) -> Hashable:
-        return super().target if self.kafka is None else self.kafka.target
-
-    @property
-    def broker_topic(self) -> str | None:
-        return self.topic if self.kafka is None else self.kafka.broker_topic
-
-    @property
-    def fingerprint(self) -> tuple[str, ...]:
-        return super().fingerprint if self.kafka is None else self.kafka.fingerprint
-
-    def worker_needs(self, broker: str) -> WorkerNeeds:
-        return super().worker_needs(broker) if self.kafka is None else self.kafka.worker_needs(broker)
-
-    def __str__(self) -> str:
-        return self.topic if self.kafka is None else str(self.kafka)
-
-    def row_schema(self, broker: str | None) -> Schema:
-        return self.columns
-
-    def open_source(self, reading: Reading) -> Source:
-        change = CHANGE.format(columns=self.columns.ddl)
-        endpoint = self.kafka or Topic(self.topic, "json")
-        has_payload = endpoint.format == "json"  # JSON may have its schema beside it
-        written = Schema.of(f"{change}, payload struct<{change}>" if has_payload else change)
-        inner = endpoint.open_source(replace(reading, schema=written, columns=None))
-        columns = self.mapped(reading.schema)
-        return MappedSource(inner, lambda rows: columns(self._changes(rows)))
-
-    def _changes(self, rows: pa.Table) -> pa.Table:
-        """Debezium's records as changes. With its schemas included, the change is in `payload`."""
-        payload = rows.column("payload") if "payload" in rows.column_names else None
-
-        def part(*path: str) -> pa.ChunkedArray:
-            outer = rows.column(path[0])
-            for name in path[1:]:
-                outer = pc.struct_field(outer, name)
-            if payload is None:
-                return outer
-            inner = payload
-            for name in path:
-                inner = pc.struct_field(inner, name)
-            return pc.if_else(payload.is_null(), outer, inner)
-
-        codes = part("op")
-        ops = pa.array([OPERATIONS.get(code, code) for code in codes.to_pylist()], pa.string())
-        nothing = {field.name: pa.nulls(rows.num_rows, field.type) for field in envelope(self.columns).arrow}
-        made = {"op": ops, "before": part("before"), "after": part("after")}
-        times = pc.multiply(pc.coalesce(part("source", "ts_ms"), part("ts_ms")), 1000).cast(TIME)
-        table = pa.repeat(self.topic, rows.num_rows)
-        return pa.table({**nothing, **made, "table": table, "at": times}, schema=envelope(self.columns).arrow)
-
-
 def captured(topic: str, *, key: str | Sequence[str]) -> Captured:
     """A topic that `millstream capture` fills: `flow.table` of it is the captured table, kept up to date.
 
     `key` has the columns of the table's primary key.
     """
-    return Captured(_topic(topic, "captured('orders', key='id')"), _key(key), False)
+    return Captured(topic_name(topic, "captured('orders', key='id')"), key_columns(key), False)
 
 
-def debezium(topic: str | Kafka, schema: SchemaLike, *, key: str | Sequence[str]) -> Debezium:
-    """A topic with the records of Debezium: `flow.table` of it is the table, kept up to date.
-
-    `topic` is the name of one with JSON, or `ms.kafka(…, format="avro", registry=…)` for records in Avro.
-    `schema` has the columns of the table as Debezium encodes them, for example `at timestamp_millis`; `key` those of
-    its primary key.
-    """
-    with AtUsersLine():
-        columns = Schema.of(schema)
-    if isinstance(topic, Kafka):
-        if topic.format not in DEBEZIUM_FORMATS:
-            raise arguments.refused(
-                f"Debezium does not write {topic.format}", what_exists(topic.format, DEBEZIUM_FORMATS)
-            )
-        return Debezium(topic.topic, _key(key), False, columns, topic)
-    return Debezium(_topic(topic, "debezium('shop.orders', 'id int', key='id')"), _key(key), False, columns)
-
-
-def _topic(given: str, example: str) -> str:
+def topic_name(given: str, example: str) -> str:
     if not NAME.fullmatch(arguments.text(given, "a topic name must be a string", example)):
         raise arguments.refused(f"{given!r} is not a topic", "a topic's name has letters, digits and . _ -")
     return given
 
 
-def _key(given: str | Sequence[str]) -> tuple[str, ...]:
+def key_columns(given: str | Sequence[str]) -> tuple[str, ...]:
     names = (given,) if isinstance(given, str) else tuple(given)
     if not names or not all(isinstance(name, str) and name for name in names):
         raise arguments.refused(f"key takes column names, not {given!r}", "for example key='id'")

@@ -45,7 +45,7 @@ def follow(
     The topic is that of a captured table, or any whose records have keys: the newest value of a key is its row, and a
     tombstone deletes it. The copy records up to where it is, and the next run continues there.
 
-    \\b
+    \b
     Example:
       millstream follow prices redis://localhost:6379/0#prices
       millstream follow products index:products --text name --text description
@@ -72,7 +72,7 @@ def rebuild(session: Session, topic: TopicName, copy: Target, text: Text = None)
     Readers see the old copy until the new one is complete. A `millstream follow` may go on: it continues with the new
     copy. The results of a job are rebuilt with `millstream jobs rebuild`.
 
-    \\b
+    \b
     Example:
       millstream rebuild prices redis://localhost:6379/0#prices
     """

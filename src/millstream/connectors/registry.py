@@ -22,7 +22,7 @@ BUILT_IN = {
     "amqp": "millstream.bridges.amqp_sink:amqp",
     "captured": "millstream.capture.topics:captured",
     "console": "millstream.connectors.console:console",
-    "debezium": "millstream.capture.topics:debezium",
+    "debezium": "millstream.capture.debezium:debezium",
     "delta_table": "millstream.connectors.lakes.endpoints:delta_table",
     "discard": "millstream.connectors.discard:discard",
     "files": "millstream.connectors.files.endpoint:files",

@@ -3,14 +3,17 @@
 import io
 import json
 import struct
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 
 import fastavro
 import pyarrow as pa
 import pytest
 
 import millstream as ms
+from millstream.capture.changes import envelope
 from millstream.connectors.opening import open_sink, open_source
+from millstream.plan.endpoints import KeptTable
 from millstream.records import Schema
 
 pytestmark = pytest.mark.more  # the schema registry takes ten seconds to start
@@ -82,25 +85,50 @@ def test_records_of_debezium_in_avro_are_a_table(kafka, kafka_log, schema_regist
     ]
 
 
-def test_written_in_avro_the_records_have_a_schema_and_are_the_same_table(
-    kafka, schema_registry, topic, tmp_path
+TYPED = Schema.of(
+    "id int, name string, born date, at timestamp, local timestamp_ntz, amount decimal(10, 2), data binary, "
+    "tags array<string>"
+)
+FULL = ROW | {
+    "born": date(1960, 1, 2),
+    "at": datetime(2020, 5, 6, 7, 8, 9, 123456, UTC),
+    "local": datetime(1999, 12, 31, 23, 59, 59, 999999),
+    "amount": Decimal("-1.20"),
+    "data": b"\0\xff",
+    "tags": ["x", None],
+}
+
+
+def test_what_is_written_in_avro_is_read_back_and_has_the_schemas_of_debezium(
+    kafka, kafka_log, schema_registry, topic, tmp_path
 ) -> None:
-    row = "struct<id int, name string>"
-    schema = Schema.of(
-        f"before {row}, after {row}, op string, ts_ms bigint, source struct<`table` string, ts_ms bigint>"
+    place = ms.debezium(
+        ms.kafka(kafka.bootstrap, topic=topic, format="avro", registry=schema_registry.url), TYPED, key="id"
     )
-    place = ms.kafka(kafka.bootstrap, topic=topic, format="avro", registry=schema_registry.url)
-    source = {"table": "people", "ts_ms": 1000}
+    schema, at = envelope(TYPED), datetime(2021, 1, 1, tzinfo=UTC)
+    nothing = dict.fromkeys(FULL) | {"id": 2}
     changes = [
-        {"before": None, "after": ROW, "op": "c", "ts_ms": 1000, "source": source},
-        {"before": ROW, "after": None, "op": "d", "ts_ms": 1000, "source": source},
+        {"table": "people", "op": op, "before": before, "after": after, "position": 5, "transaction": "7", "at": at}
+        for op, before, after in (("insert", None, FULL), ("insert", None, nothing), ("delete", FULL, None))
     ]
-    sink = open_sink(place, schema, job=topic, step="out", broker=tmp_path / "log", folder=tmp_path / "sink")
-    sink.write(0, pa.Table.from_pylist(changes, schema=schema.arrow), None)
-    sink.close()
-    assert schema_registry.ask(f"/subjects/{topic}-value/versions") == [1]
-    kept = ms.debezium(place, "id int, name string", key="id").as_table(None)
-    assert [(each["id"], each["name"], each["__op"]) for each in rows_of(kept, tmp_path)] == [
-        (1, "ann", "insert"),
-        (1, "ann", "delete"),
+    for _ in range(2):
+        sink = open_sink(place, schema, job=topic, step="out", broker=tmp_path / "log", folder=tmp_path / "sink")
+        sink.write(0, pa.Table.from_pylist(changes, schema=schema.arrow), None)
+        sink.close()
+    found = rows_of(KeptTable(place, place.own_schema(None), ("id",), "at", "", ()), tmp_path)
+    assert [(each["op"], each["before"], each["after"]) for each in found] == [
+        (each["op"], each["before"], each["after"]) for each in changes
     ]
+    with kafka_log.consumer(topic) as consumer:
+        records = list(consumer.until_caught_up())
+    keys, values = ([record.key for record in records], [record.value for record in records])
+    assert keys == [keys[0], keys[1], keys[0], keys[0]]
+    assert (values[3], keys[0][5:], keys[1][5:]) == (None, b"\2\2", b"\2\4")
+    registered = [
+        json.loads(schema_registry.ask(f"/subjects/{topic}-{part}/versions/1")["schema"]) for part in ("value", "key")
+    ]
+    assert [each["name"] for each in registered] == ["Envelope", "Key"]
+    row = {each["name"]: each["type"][1] for each in registered[0]["fields"][0]["type"][1]["fields"]}
+    assert row["born"] == {"type": "int", "connect.version": 1, "connect.name": "io.debezium.time.Date"}
+    assert row["local"]["connect.name"] == "io.debezium.time.MicroTimestamp"
+    assert (row["amount"]["logicalType"], row["amount"]["scale"]) == ("decimal", 2)

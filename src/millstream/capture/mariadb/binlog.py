@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from struct import Struct
+from typing import Any
 
 from millstream.capture.changes import DELETE, INSERT, UPDATE
 from millstream.capture.mariadb.table_maps import Charsets, TableMap, names_of, packed, table_map
@@ -47,6 +48,8 @@ class Commit:
     gtids: str
     """The GTIDs up to which all transactions were sent, one for each domain."""
     place: int
+    last: dict[str, Any]
+    """This transaction, and the GTIDs before it: by this, a server shows that it has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +107,8 @@ class Decoder:
         self._checksum_bytes = 0
         """Of each event, once the server has said so: TCP has checked them already."""
         self._begun: tuple[int, str, bool] | None = None
+        self._begun_us = 0
+        self._last: dict[str, Any] = {}
         self._changes = 0
         """Of wanted tables, in this transaction."""
         self._savepoints: dict[str, int] = {}
@@ -141,16 +146,19 @@ class Decoder:
         number, domain, flags = _GTID.unpack_from(data)
         gtid = f"{domain}-{server}-{number}"
         self._begun = domain, gtid, bool(flags & STANDALONE)
+        self._begun_us = seconds * 1_000_000
         self._changes = 0
         self._savepoints.clear()
-        return Begin(gtid, seconds * 1_000_000, self._file << FILE_BITS | start, bool(flags & PREPARED))
+        return Begin(gtid, self._begun_us, self._file << FILE_BITS | start, bool(flags & PREPARED))
 
     def _commit(self) -> Commit:
+        before = gtids_text(self._domains)
         if self._begun is not None:
             domain, gtid, _ = self._begun
             self._domains[domain] = gtid
             self._begun = None
-        return Commit(gtids_text(self._domains), self.place)
+            self._last = {"gtid": gtid, "at_us": self._begun_us, "before": before}
+        return Commit(gtids_text(self._domains), self.place, self._last)
 
     def _query(self, data: bytes) -> Iterator[Message]:
         _, _, schema_size, _, status_size = _QUERY.unpack_from(data)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import TRUNCATE, TableShape, check_distinct
+from millstream.capture.changes import TRUNCATE, TableShape, check_columns, check_distinct
 from millstream.capture.mariadb.address import parsed
 from millstream.capture.mariadb.binlog import (
     Begin,
@@ -114,6 +114,7 @@ class MariadbDatabase:
             shape = shape_of(table, topic, table.columns, self._types)
             self.tables[table.id] = table
             self.shapes[table.id] = shape.since(Schema.of(known[name]), self.where) if name in known else shape
+        check_columns(self._types, self.shapes.values(), self.where)
 
     def _end(self) -> tuple[str, int]:
         """The end of the binary log: GTIDs, and the place."""
@@ -135,9 +136,30 @@ class MariadbDatabase:
             )
         elif place < position["place"]:
             what = "the binary log of the server ends before the stored position: the database is an older copy"
+        elif (last := position.get("last")) and not self._has_sent(last):
+            what = (
+                f"the transaction {last['gtid']} of the server is not the one that the log has: the database was "
+                "restored from an older copy"
+            )
         else:
             return
         raise OffsetLost(what, where=self.where, next_step=NEW_NAME)
+
+    def _has_sent(self, last: Mapping[str, Any]) -> bool:
+        """Whether the server has the newest transaction of the log. True also if it has removed what was before it."""
+        decoder = Decoder(last["before"], 0, lambda *_: False, charsets(self._db))
+        replica = Replica(self._address, last["before"])
+        deadline = time.monotonic() + CHECK_SECONDS
+        try:
+            while (event := replica.event(max(0.0, deadline - time.monotonic()))) is not None:
+                for message in decoder.decoded(event):
+                    if isinstance(message, Begin):
+                        return (message.gtid, message.at_us) == (last["gtid"], last["at_us"])
+            return False
+        except OffsetLost:
+            return True
+        finally:
+            replica.close()
 
     def _probe(self, gtids: str) -> None:
         """Raises if the server refuses to send its binary log after these GTIDs."""
@@ -160,7 +182,7 @@ class MariadbDatabase:
         passed = self._passed
         if passed is not None and time.monotonic() - self._beat_at > BEAT_SECONDS:
             self._beat_at, self._passed = time.monotonic(), None
-            return Heartbeat({**position, "gtids": passed.gtids, "place": passed.place})
+            return Heartbeat({**position, "gtids": passed.gtids, "place": passed.place, "last": passed.last})
         return None
 
     def _has_changes(self, wait_s: float) -> bool:

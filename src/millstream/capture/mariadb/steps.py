@@ -59,7 +59,7 @@ class ChangesStep(StreamStep[TableId]):
                 position["at_us"] = max(position["at_us"], message.at_us)
             elif isinstance(message, Commit):
                 begun = None
-                position["gtids"], position["place"] = message.gtids, message.place
+                position |= {"gtids": message.gtids, "place": message.place, "last": message.last}
                 if message.place >= mark if mark is not None else count >= stream_steps.STEP_CHANGES:
                     return
             elif isinstance(message, Rows) and (changed := database.followed(message.table)) is not None:

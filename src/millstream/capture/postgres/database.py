@@ -15,7 +15,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import TableShape, check_distinct
+from millstream.capture.changes import TableShape, check_columns, check_distinct
 from millstream.capture.ports import Position, Progress
 from millstream.capture.postgres.connections import (
     Replication,
@@ -26,9 +26,10 @@ from millstream.capture.postgres.connections import (
     number_of,
     text_of,
 )
+from millstream.capture.postgres.history import ANOTHER_NAME, STORED, History
 from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
 from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape
-from millstream.capture.postgres.tables import PostgresTable, Types, find_table
+from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table
 from millstream.capture.stream_steps import Heartbeat, being_read
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
@@ -82,6 +83,8 @@ class PostgresDatabase:
         self.shapes: dict[int, TableShape] = {}
         """By the oid of the table."""
         self._looked_at = self._beat_at = 0.0
+        self.history: History
+        """Known once the server sends."""
 
     # ------------------------------------------------------------ start
 
@@ -102,7 +105,7 @@ class PostgresDatabase:
             self._look(position)
             self._publish()
             if position is not None:
-                return self._with_tables(position)
+                return self._with_tables({STORED: position["lsn"], **position})  # older versions did not store it
             if self._db.execute(_SLOT, (self.slot,)).fetchone():  # of a capture that was killed before its snapshot
                 self._db.execute("SELECT pg_drop_replication_slot(%s)", (self.slot,))
         self._replication = Replication(self._dsn)
@@ -111,6 +114,7 @@ class PostgresDatabase:
         return {
             "system": system,
             "lsn": number_of(made[1]),
+            STORED: number_of(made[1]),
             "at_us": time.time_ns() // 1000,
             "snapshot": {name: unread(0) for name in self.tables},
             "skipped": [],
@@ -133,7 +137,10 @@ class PostgresDatabase:
         check_distinct([(name, table.oid) for name, table in self.tables.items()], self.where)
         for name, table in self.tables.items():
             shape = self.types.shape(table, self._wanted[name], table.columns)
+            if name not in known:
+                check_dimensions(self._db, table, shape, self.where)
             self.shapes[table.oid] = shape.since(Schema.of(known[name]), self.where) if name in known else shape
+        check_columns(self.types.chosen, self.shapes.values(), self.where)
         if self._messages is not None:
             self.shapes[MESSAGES] = messages_shape(self._messages)
 
@@ -228,7 +235,7 @@ class PostgresDatabase:
         raise OffsetLost(
             what,
             where=self.where,
-            next_step="capture the tables under another name, into other topics: they start with a new snapshot",
+            next_step=ANOTHER_NAME,
         )
 
     def _refused(self, what: str, next_step: str) -> MillstreamError:
@@ -249,6 +256,7 @@ class PostgresDatabase:
             self._pending.append(received)
         if self._pending:
             return ChangesStep(self, position)
+        self.history.reached(self.seen)
         self.ask()
         if self.seen > position["lsn"] and time.monotonic() - self._beat_at > BEAT_SECONDS:
             self._beat_at = time.monotonic()
@@ -260,8 +268,11 @@ class PostgresDatabase:
             return
         if self._replication is None:
             self._replication = Replication(self._dsn)
-        self._replication.start(self.slot, self.slot, position["lsn"])
-        self.seen, self._beat_at, self._started = position["lsn"], time.monotonic(), True
+        with explained(self._dsn):
+            confirmed = number_of(str(self._db.execute(_SLOT, (self.slot,)).fetchone()[3]))
+        self.history = History(position, confirmed, self.where)
+        self._replication.start(self.slot, self.slot, confirmed)
+        self.seen, self._beat_at, self._started = confirmed, time.monotonic(), True
 
     def ask(self) -> None:
         """Has the server say how far it has read."""
@@ -321,7 +332,7 @@ class PostgresDatabase:
         self._looked_at = time.monotonic()
 
     def confirm(self, position: Position) -> None:
-        if self._replication is not None and self._started:
+        if self._replication is not None and self._started and self.history.is_proven:
             self._replication.confirmed = position["lsn"]
             self._replication.tell()
 

@@ -16,6 +16,7 @@ from millstream.capture import stream_steps
 from millstream.capture.changes import DELETE, INSERT, MESSAGE, SNAPSHOT, TRUNCATE, UPDATE, Change, TableShape
 from millstream.capture.ports import Piece, Position, Progress
 from millstream.capture.postgres.connections import Snapshot, copied
+from millstream.capture.postgres.history import MESSAGE_ID, STORED, id_of, note
 from millstream.capture.postgres.keys import Key, KeyOrder
 from millstream.capture.postgres.pgoutput import UNSENT, Begin, Commit, Emitted, Relation, Row, Texts, Truncate, Unsent
 from millstream.capture.postgres.tables import PostgresTable
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from millstream.capture.postgres.database import PostgresDatabase
 
 CSV_BYTES = 4 << 20
-CHUNK_ROWS = 100_000
+CHUNK_ROWS = 250_000
 IN_TRANSACTION_SECONDS = 60.0
 MARK_SECONDS = 0.1
 Sent = tuple[int, Change | TableShape]
@@ -112,20 +113,23 @@ class ChangesStep(StreamStep[int]):
                 self._database.ask()
             elif isinstance(message, Begin):
                 begun, number = message, 0
-                skipped = message.commit_lsn < position["lsn"]  # the log has it
+                self._database.history.sent(message.commit_lsn, id_of(message))
+                skipped = message.commit_lsn < position[STORED]  # the log has it
                 if not skipped:
                     position["at_us"] = max(position["at_us"], message.at_us)
             elif isinstance(message, Commit):
+                if begun is not None and not skipped:
+                    note(position, begun.commit_lsn, id_of(begun), message.end_lsn)
                 begun = None
-                position["lsn"] = max(position["lsn"], message.end_lsn)
                 if self._database.seen >= mark if mark is not None else count >= stream_steps.STEP_CHANGES:
                     return
             elif isinstance(message, Relation):
                 if (changed := self._database.followed(message)) is not None:
                     yield message.oid, changed
             elif begun is None and isinstance(message, Emitted):  # outside of a transaction
-                if message.lsn >= position["lsn"]:
-                    position["lsn"] = message.lsn + 1
+                self._database.history.sent(message.lsn, MESSAGE_ID)
+                if message.lsn >= position[STORED]:
+                    note(position, message.lsn, MESSAGE_ID, message.lsn + 1)
                     position["at_us"] = max(position["at_us"], time.time_ns() // 1000)
                     place = message.lsn, position["at_us"]
                     for oid, op, _, after, _ in self._parts(message):

@@ -25,6 +25,10 @@ _COLUMNS = """
 SELECT attname, atttypid, atttypmod FROM pg_attribute
 WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
 """
+_DIMENSIONS = """
+SELECT attname, attndims FROM pg_attribute
+WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attndims > 1 ORDER BY attnum
+"""
 _INDEX = """
 SELECT array_agg(a.attname ORDER BY k.place) FROM pg_index i
 CROSS JOIN unnest(i.indkey[0:i.indnkeyatts - 1]) WITH ORDINALITY AS k(attnum, place)
@@ -71,12 +75,12 @@ class Types:
 
     def __init__(self, db: Any, chosen: Mapping[tuple[str, str], pa.DataType]) -> None:
         self._db = db
-        self._chosen = chosen
+        self.chosen = chosen
         self._known: dict[int, tuple[str, int, str | None]] = {}
 
     def shape(self, table: PostgresTable, topic: str, columns: Sequence[Column]) -> TableShape:
         fields = [
-            pa.field(name, self._chosen.get((table.name, name)) or self._type(oid, modifier))
+            pa.field(name, self.chosen.get((table.name, name)) or self._type(oid, modifier))
             for name, oid, modifier in columns
         ]
         return TableShape.of(table.name, topic, Schema.of(pa.schema(fields)), table.key)
@@ -132,3 +136,15 @@ def find_table(db: Any, name: str, where: str) -> PostgresTable:
             next_step=f"have it log whole rows, ALTER TABLE {full_name} REPLICA IDENTITY FULL; or add a primary key",
         )
     return made
+
+
+def check_dimensions(db: Any, table: PostgresTable, shape: TableShape, where: str) -> None:
+    """Raises for an array that is declared with several dimensions, unless it is captured as something else."""
+    for name, dimensions in db.execute(_DIMENSIONS, (table.oid,)).fetchall():
+        if name in shape.columns and pa.types.is_list(shape.columns.field(name).type):
+            raise InvalidInput(
+                f"column '{name}' of table '{table.name}' is an array of {dimensions} dimensions, and those of a topic "
+                "have one",
+                where=where,
+                next_step=f"capture it as text: --type {table.name}.{name}=string",
+            )

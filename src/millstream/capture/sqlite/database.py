@@ -19,17 +19,27 @@ from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import DELETE, INSERT, SNAPSHOT, UPDATE, Change, TableShape, check_distinct
+from millstream.capture.changes import (
+    DELETE,
+    INSERT,
+    SNAPSHOT,
+    UPDATE,
+    Change,
+    TableShape,
+    check_columns,
+    check_distinct,
+)
 from millstream.capture.ports import Piece, Position, Progress
 from millstream.capture.sqlite.keys import KeyOrder
 from millstream.capture.sqlite.tables import SqliteTable, find_table, to_arrow
 from millstream.capture.sqlite.triggers import Triggers
 from millstream.connectors.databases.sqlite import PASSING, error_name, quoted
-from millstream.errors import InvalidInput, NotFound, OffsetLost, SourceUnavailable, StorageError
+from millstream.errors import NotFound, OffsetLost, SourceUnavailable, StorageError
 from millstream.records import Schema
-from millstream.user_lines import what_exists
 
 BUSY_SECONDS = 10.0
+LAST_MS = "last_ms"
+"""Of a position: when its last change was made, by which a restored database is recognized."""
 LOOK_SECONDS = 0.02
 CHUNK_ROWS = 20_000
 PIECE_ROWS = 10_000
@@ -111,26 +121,15 @@ class SqliteDatabase:
         names = [(name, table.name) for name, table in zip(self._wanted, found, strict=True)]
         check_distinct(names, self.where)
         self.tables = {table.name: table for table in found}
-        for column in self._types:
-            self._check_column(*column)
         for table, topic in zip(found, self._wanted.values(), strict=True):
             types = {column: kind for (name, column), kind in self._types.items() if name.lower() == table.name.lower()}
             shape = table.shape(topic, types)
             if table.name in known:
                 shape = shape.since(Schema.of(known[table.name]["columns"]), self.where)
             self.shapes[table.name] = shape
-
-    def _check_column(self, table: str, column: str) -> None:
-        for each in self.tables.values():
-            if each.name.lower() == table.lower():
-                if column not in each.read_names:
-                    raise NotFound(
-                        f"the table '{table}' has no column '{column}'",
-                        where=self.where,
-                        next_step=what_exists(column, each.read_names),
-                    )
-                return
-        raise InvalidInput(f"a type is given for '{table}.{column}', but '{table}' is not captured", where=self.where)
+        own = {table.name.lower(): table.name for table in found}
+        chosen = [(own.get(table.lower(), table), column) for table, column in self._types]
+        check_columns(chosen, self.shapes.values(), self.where)
 
     def _check_continues(self, position: Position) -> None:
         """Raises if the database is not the one that the position belongs to, or an older copy of it."""
@@ -150,6 +149,15 @@ class SqliteDatabase:
             what = (
                 f"the database has changes up to {newest}, and the log up to {position['id']}: the database is an "
                 "older copy"
+            )
+        elif (
+            removed < position["id"]
+            and LAST_MS in position
+            and self._triggers.time_of(position["id"]) != position[LAST_MS]
+        ):
+            what = (
+                f"the change {position['id']} of the database is not the one that the log has: the database was "
+                "restored from an older copy"
             )
         else:
             return
@@ -299,7 +307,7 @@ class SqliteStep:
         position, transaction, number = self.position, "", 0
         for id, name, op, at_ms, *values in self._database.recorded(position):
             transaction = transaction or str(id)
-            position["id"] = id
+            position["id"], position[LAST_MS] = id, at_ms
             position["at_us"] = max(position["at_us"], at_ms * 1000)
             if name not in position["tables"]:  # no longer captured
                 continue

@@ -91,6 +91,11 @@ class Triggers:
         found = self._db.execute("SELECT seq FROM sqlite_sequence WHERE name = ?", (CHANGES + self._name,)).fetchone()
         return int(found[0]) if found else 0
 
+    def time_of(self, id: int) -> int | None:
+        """When a change was made, in milliseconds; None if it is not recorded."""
+        found = self._db.execute(f"SELECT at_ms FROM {self.changes} WHERE id = ?", (id,)).fetchone()
+        return None if found is None else int(found[0])
+
     def recorded(self, after: int, width: int) -> sqlite3.Cursor:
         """Id, table, op, time in milliseconds, then the first values of both images."""
         values = ", ".join(f"{kind}{number}" for kind in "ba" for number in range(width))

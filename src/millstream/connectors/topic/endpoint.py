@@ -22,6 +22,7 @@ from millstream.plan.nodes import Write
 from millstream.records import Schema, codec
 
 if TYPE_CHECKING:
+    from millstream.connectors.topic.records import RecordsSink
     from millstream.log.kafka.log import KafkaLog
 
 KAFKA_LIBRARIES = {"confluent-kafka": "confluent_kafka"}
@@ -99,19 +100,23 @@ class Topic(OneTopic):
         return source
 
     def open_sink(self, writing: Writing) -> Sink:
+        return self.records_sink(writing)
+
+    def records_sink(self, writing: Writing, *, raw: bool = False) -> RecordsSink:
+        """With `raw`, rows are records as they are."""
         from millstream.connectors.kafka.sink import KafkaSink
 
         broker, written_as = writing.broker, self.written_as
         encoding = None if written_as.format is None else written_as.codec
+        settings: dict[str, Any] = {"raw": raw, "written_as": written_as, "encoding": encoding}
         if isinstance(broker, str) and broker.startswith(SCHEME):
-            return KafkaSink(KafkaAddress.of(broker), self.topic, writing, written_as=written_as, encoding=encoding)
+            return KafkaSink(KafkaAddress.of(broker), self.topic, writing, **settings)
         log = connect(broker) if isinstance(broker, str) else broker
         if isinstance(log, EmbeddedLog):
             from millstream.connectors.topic.sink import TopicSink
 
-            owns_log = isinstance(broker, str)
-            return TopicSink(log, self.topic, writing, owns_log=owns_log, written_as=written_as, encoding=encoding)
-        return KafkaSink(cast("KafkaLog", log), self.topic, writing, written_as=written_as, encoding=encoding)
+            return TopicSink(log, self.topic, writing, owns_log=isinstance(broker, str), **settings)
+        return KafkaSink(cast("KafkaLog", log), self.topic, writing, **settings)
 
     def keeper(self, claim: Claim, ledger: FileLedger, broker: Broker) -> Keeper:
         if isinstance(broker, EmbeddedLog):

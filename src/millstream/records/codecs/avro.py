@@ -85,7 +85,7 @@ class AvroCodec(Codec):
         return encoded
 
     def _rules(self) -> Rules:
-        return _AvroRules()
+        return AvroRules()
 
     def _columns(self, values: list[bytes], faults: Faults) -> Iterable[list[Any]]:
         import fastavro
@@ -111,7 +111,7 @@ class AvroCodec(Codec):
         return ([record.get(name) for record in records] for name in names)
 
 
-class _AvroRules(PythonRules):
+class AvroRules(PythonRules):
     refuses_unknown_fields = False
 
     def leaf(self, dtype: pa.DataType) -> Leaf:

@@ -65,7 +65,7 @@ class JsonCodec(Codec):
         return list(map(orjson.dumps, rows_of(tuple(self.schema.names), columns)))
 
     def _rules(self) -> Rules:
-        return _JsonRules()
+        return JsonRules()
 
     def _decoded(self, chunk: list[bytes], size_bytes_max: int) -> tuple[pa.RecordBatch, Indices, Faults]:
         """Most values are parsed with their types; those that are refused there are parsed again, one by one."""
@@ -100,7 +100,7 @@ class JsonCodec(Codec):
                 faults[index] = _why_unreadable(value, refusal)
                 found = {}
             if type(found) is not dict:
-                faults[index] = f"expected a JSON object, found {_JsonRules().show(found)}"
+                faults[index] = f"expected a JSON object, found {JsonRules().show(found)}"
                 found = {}
             parsed.append(found)
         return ([record.get(name) for record in parsed] for name in self.schema.names)
@@ -110,7 +110,7 @@ class JsonCodec(Codec):
 def _typed(ddl: str) -> TypedJson | None:
     """By the text of the schema: equal schemas may differ in the unit of a timestamp. None for exact decimals."""
     schema = Schema.of(ddl).arrow
-    return None if _holds_decimals(schema) else typed_json(schema, _JsonRules())
+    return None if _holds_decimals(schema) else typed_json(schema, JsonRules())
 
 
 # ---------------------------------------------------------------- reading
@@ -169,7 +169,7 @@ def _why_unreadable(value: bytes, refusal: Exception) -> str:
     return "JSON is nested too deeply or has a number out of range"
 
 
-class _JsonRules(Rules):
+class JsonRules(Rules):
     list_name, struct_name, map_name = "an array", "an object", "an object"
 
     def show(self, value: Any) -> str:

@@ -15,7 +15,7 @@ import millstream as ms
 from folders import MEMORY
 from kafka_cluster import KafkaCluster
 from millstream.errors import EventIdReused, StreamClosed, WrongVersion
-from millstream.events import index, kafka_log
+from millstream.events import heads, index, kafka_log
 from properties import examples
 
 streams = st.sampled_from(["a", "b", "c"])
@@ -168,7 +168,9 @@ class Model(RuleBasedStateMachine):
 
 
 @pytest.mark.property
-def test_a_store_agrees_with_a_dictionary(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("lookups", [0, heads.LOOKUPS_BEFORE_HELD])
+def test_a_store_agrees_with_a_dictionary(monkeypatch: pytest.MonkeyPatch, lookups: int) -> None:
+    monkeypatch.setattr(heads, "LOOKUPS_BEFORE_HELD", lookups)
     monkeypatch.setattr(index, "FLUSH_EVENTS", 7)
     monkeypatch.setattr(index, "CACHED_STREAMS_MAX", 2)
     run_state_machine_as_test(Model, settings=examples(60, stateful_step_count=30))

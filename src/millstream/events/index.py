@@ -1,44 +1,48 @@
 """Where each stream's events are: derived from the store's topic, and rebuilt from it when it is missing or outdated.
 
 The index is two parts: a SQLite file with everything before an offset, and in memory the events from there on. A flush
-moves the second into the first, a hundred thousand events at a time, because single changes to a large index would each
-rewrite a page. Several processes share the file; each has read the log up to an offset of its own.
+moves the second into the first, a hundred thousand events at a time, as sorted runs: what it costs does not depend on
+how many streams there are. Several processes share the file; each has read the log up to an offset of its own.
 """
 
 from __future__ import annotations
 
 import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import orjson
+import polars as pl
 
 from millstream.errors import ClosedError, StorageError
+from millstream.events import sorted_runs
+from millstream.events.fresh import Fresh
+from millstream.events.heads import Heads
 from millstream.events.layout import CLOSED, RETENTION, Row, values_of
 from millstream.events.scavenging import Limited, Removed
+from millstream.events.sorted_runs import CHECK, HASH, NUMBER, VALUE, Entries, SortedRuns, hashes
 from millstream.log.disk import storage_errors
 from millstream.private_files import ensure_database_file
 
 Item = TypeVar("Item", int, str)
-FORMAT = 2
+FORMAT = 3
 FLUSH_EVENTS = 150_000
 CACHED_STREAMS_MAX = 200_000
 LOOKUPS = 500
+MERGED_EVENTS_MAX = 2 << 20  # merging so many takes about half a second
 BUSY_SECONDS = 60.0
 CACHE_KIBIBYTES = 64 << 10
 
-TABLES = """
+TABLES = f"""
 CREATE TABLE progress (identity TEXT NOT NULL, reached INTEGER NOT NULL, newest_us INTEGER NOT NULL);
-CREATE TABLE streams (
-    name TEXT PRIMARY KEY, number INTEGER NOT NULL, version INTEGER NOT NULL, closed INTEGER NOT NULL,
-    keep_last INTEGER, keep_us INTEGER, was_limited INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE positions (
-    stream INTEGER NOT NULL, version INTEGER NOT NULL, position INTEGER NOT NULL,
-    PRIMARY KEY (stream, version)
+{sorted_runs.TABLES.strip()};
+CREATE TABLE rules (
+    name TEXT PRIMARY KEY, closed INTEGER NOT NULL, keep_last INTEGER, keep_us INTEGER, was_limited INTEGER NOT NULL
 ) WITHOUT ROWID;
 CREATE TABLE ids (id TEXT PRIMARY KEY, position INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE contents (position INTEGER PRIMARY KEY, row TEXT NOT NULL);
@@ -74,12 +78,13 @@ class Index:
         self._db = self._opened()
         self._file = None if path is None else _identity_of(path)
         self.position, self.newest_us = self._progress()
-        self._reached = self.position  # in the file, as far as this process knows
+        self._heads = Heads()
+        self._positions = SortedRuns("positions", MERGED_EVENTS_MAX)
         # Of text and numbers alone: the garbage collector does not visit these, however many streams there are.
         self._versions: dict[str, int] = {}  # of the streams that are cached
-        self._numbers: dict[str, int] = {}  # of those that are in the file
-        self._fresh: dict[str, dict[int, int]] = {}  # positions by version, of those that differ from the file
-        self._rules: dict[str, Rules] = {}
+        self._fresh = Fresh()
+        self._rules: dict[str, Rules] = {}  # of the streams that are cached and have any
+        self._ruled: set[str] = set()  # those whose rules differ from the file
         self._ids: dict[str, int] = {}
         self._contents: dict[int, Row] = {}
         self.waiting = 0
@@ -155,6 +160,19 @@ class Index:
         except sqlite3.Error as error:
             raise self._failed(error) from error
 
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        """Several statements that see the file at one moment."""
+        self._check_process()
+        try:
+            self._db.execute("BEGIN")
+            try:
+                yield self._db
+            finally:
+                self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise self._failed(error) from error
+
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise ClosedError(
@@ -207,19 +225,16 @@ class Index:
         return known
 
     def _load(self, names: list[str]) -> None:
-        for some in _pieces(names):
+        if not names:
+            return
+        with self._reading() as db:
+            versions, ruled = self._heads.find(db, names)
+        self._versions.update(zip(names, versions, strict=True))
+        for some in _pieces(ruled):
             marks = ",".join("?" * len(some))
-            rows = self._ask(
-                "SELECT name, version, number, closed, keep_last, keep_us, was_limited "
-                f"FROM streams WHERE name IN ({marks})",
-                some,
-            )
-            self._versions.update(dict.fromkeys(some, 0))
-            for found, version, number, closed, last, age, was_limited in rows:
-                name = str(found)
-                self._versions[name], self._numbers[name] = version, number
-                if closed or was_limited:
-                    self._rules[name] = Rules(bool(closed), last, age, bool(was_limited))
+            asked = f"SELECT name, closed, keep_last, keep_us, was_limited FROM rules WHERE name IN ({marks})"
+            for name, closed, last, age, was_limited in self._ask(asked, some):
+                self._rules[str(name)] = Rules(bool(closed), last, age, bool(was_limited))
 
     def version(self, stream: str) -> int:
         version = self._versions.get(stream)
@@ -234,14 +249,10 @@ class Index:
 
     def positions(self, stream: str, first: int, last: int) -> list[int]:
         """The positions of the versions of a stream from `first` to `last`."""
-        self.version(stream)
-        found: dict[int, int] = {}
-        number = self._numbers.get(stream)
-        if number is not None:
-            asked = "SELECT version, position FROM positions WHERE stream = ? AND version BETWEEN ? AND ?"
-            found.update(self._ask(asked, (number, first, last)))  # type: ignore[arg-type]
-        fresh = self._fresh.get(stream, {})
-        found.update((version, at) for version, at in fresh.items() if first <= version <= last)
+        with self._reading() as db:
+            stored = self._positions.found(db, hashes([stream])[:, 0], first, last)
+        found = dict(zip(stored[NUMBER].tolist(), stored[VALUE].tolist(), strict=True))
+        found.update(self._fresh.positions(stream, first, last))
         return [found[version] for version in sorted(found)]
 
     def contents(self, positions: Sequence[int]) -> list[Row | None]:
@@ -255,27 +266,29 @@ class Index:
 
     def limited(self) -> list[Limited]:
         """The streams that keep only some of their events, from the file: flush first."""
-        asked = "SELECT name, version, keep_last, keep_us FROM streams WHERE keep_last NOTNULL OR keep_us NOTNULL"
-        return [Limited(*row) for row in self._ask(asked)]  # type: ignore[arg-type]
+        asked = "SELECT name, keep_last, keep_us FROM rules WHERE keep_last NOTNULL OR keep_us NOTNULL"
+        rules = self._ask(asked)
+        with self._reading() as db:
+            versions, _ = self._heads.find(db, [str(name) for name, _, _ in rules])
+        return [Limited(str(name), version, *kept) for (name, *kept), version in zip(rules, versions, strict=True)]
 
     # ------------------------------------------------------------ changes
 
     def apply(self, positions: Sequence[int], rows: Sequence[Row], next_position: int) -> None:
         """Takes up rows of the log, up to a position; those that it has already are skipped."""
         self._load([name for name in {row.stream for row in rows if row.stream} if name not in self._versions])
-        versions, all_fresh, ids, newest_us, taken = self._versions, self._fresh, self._ids, self.newest_us, 0
+        versions, fresh, ids, newest_us, taken = self._versions, self._fresh, self._ids, self.newest_us, 0
         for at, row in zip(positions, rows, strict=True):
             stream, version = row.stream, row.version
             if not stream or (version is not None and version <= versions[stream]):
                 continue  # not written by the store, or known; those before it may have been removed
-            fresh = all_fresh.get(stream)
-            if fresh is None:
-                fresh = all_fresh[stream] = {}
             if version is None:
                 self._rules[stream] = _changed(self._rules.get(stream, NO_RULES), row)
+                self._ruled.add(stream)
+                fresh.touch(stream)
             else:
                 versions[stream] = version
-                fresh[version] = at
+                fresh.add(stream, version, at)
             ids[row.id] = at
             if row.at_us > newest_us:
                 newest_us = row.at_us
@@ -291,46 +304,35 @@ class Index:
         if self.waiting >= FLUSH_EVENTS:
             self.flush()
         if len(self._versions) > CACHED_STREAMS_MAX:
-            self._versions = {name: self._versions[name] for name in self._fresh}
-            self._numbers = {name: self._numbers[name] for name in self._fresh if name in self._numbers}
-            self._rules = {name: self._rules[name] for name in self._fresh if name in self._rules}
+            self._versions = {name: self._versions[name] for name in self._fresh.streams}
+            self._rules = {name: rules for name, rules in self._rules.items() if name in self._versions}
 
     def flush(self) -> None:
         """Moves what is in memory into the file; nothing, if another process has got further there."""
         if not self.waiting:
             return
-        numbers: dict[str, int] = {}
         with self._change() as db:
             (reached,) = db.execute("SELECT reached FROM progress").fetchone()
             ahead = reached > self.position
             if not ahead:
-                numbers = self._new_numbers(db, is_alone=reached == self._reached)
-                self._write(db, {**self._numbers, **numbers}, reached)
+                self._write(db, reached)
+        with self._reading() as db:
+            self._heads.refresh(db)
         if ahead:
             self.position, self.newest_us = self._progress()
         if ahead or len(self._versions) > CACHED_STREAMS_MAX:
-            self._versions, self._numbers, self._rules = {}, {}, {}
-        else:
-            self._numbers.update(numbers)  # not before they are committed: another process may give them to others
-        self._reached = self.position
-        self._fresh, self._ids, self._contents, self.waiting = {}, {}, {}, 0
+            self._versions, self._rules = {}, {}
+        self._fresh, self._ruled, self._ids, self._contents, self.waiting = Fresh(), set(), {}, {}, 0
 
-    def _write(self, db: sqlite3.Connection, numbers: Mapping[str, int], reached: int) -> None:
+    def _write(self, db: sqlite3.Connection, reached: int) -> None:
         """Without events before `reached`: those that the file does not have were removed."""
+        names = list(self._fresh.streams)
+        keys = hashes(names)
+        self._positions.add(db, self._fresh.entries(keys, reached))
+        self._heads.add(db, keys, [self._versions[name] for name in names], [name in self._rules for name in names])
         db.executemany(
-            "INSERT OR REPLACE INTO streams VALUES (?, ?, ?, ?, ?, ?, ?)",
-            sorted(
-                (name, numbers[name], self._versions[name], *self._rules.get(name, NO_RULES)) for name in self._fresh
-            ),
-        )
-        db.executemany(
-            "INSERT OR IGNORE INTO positions VALUES (?, ?, ?)",
-            sorted(
-                (numbers[name], version, at)
-                for name, fresh in self._fresh.items()
-                for version, at in fresh.items()
-                if at >= reached
-            ),
+            "INSERT OR REPLACE INTO rules VALUES (?, ?, ?, ?, ?)",
+            sorted((name, *self._rules[name]) for name in self._ruled),
         )
         # An id may be there: of an event that was removed, and appended again.
         db.executemany(
@@ -342,30 +344,17 @@ class Index:
         )
         db.execute("UPDATE progress SET reached = ?, newest_us = ?", (self.position, self.newest_us))
 
-    def _new_numbers(self, db: sqlite3.Connection, *, is_alone: bool) -> dict[str, int]:
-        """The numbers of new streams. `is_alone`: no other process has written to the file since this one has."""
-        new = [name for name in self._fresh if name not in self._numbers]
-        given: dict[str, int] = {}
-        for some in _pieces([] if is_alone else new):
-            marks = ",".join("?" * len(some))
-            given.update(db.execute(f"SELECT name, number FROM streams WHERE name IN ({marks})", some).fetchall())
-        (count,) = db.execute("SELECT count(*) FROM streams").fetchone() if new else (0,)
-        given.update((name, number) for number, name in enumerate((n for n in new if n not in given), count + 1))
-        return given
-
     def forget(self, removed: Removed) -> None:
         """Drops what was removed from the log. It only saves space: what is left of it here is never used."""
+        gone = _up_to(removed.versions)
         with self._change() as db:
-            for stream, version in removed.versions.items():
-                for (number,) in db.execute("SELECT number FROM streams WHERE name = ?", (stream,)).fetchall():
-                    gone = "FROM positions WHERE stream = ? AND version <= ?"
-                    db.execute(f"DELETE FROM contents WHERE position IN (SELECT position {gone})", (number, version))
-                    db.execute(f"DELETE {gone}", (number, version))
+            if removed.versions:
+                self._positions.remove(db, gone)
+            db.executemany("DELETE FROM contents WHERE position = ?", ((at,) for _, at in removed.ids()))
             db.executemany("DELETE FROM ids WHERE id = ? AND position = ?", removed.ids())
         for stream, version in removed.versions.items():
-            fresh = self._fresh.get(stream, {})
-            for each in [each for each in fresh if each <= version]:
-                self._contents.pop(fresh.pop(each), None)
+            for at in self._fresh.remove(stream, version):
+                self._contents.pop(at, None)
         for name, position in removed.ids():
             if self._ids.get(name) == position:
                 del self._ids[name]
@@ -396,6 +385,19 @@ def _identity_of(path: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return found.st_dev, found.st_ino
+
+
+def _up_to(versions: dict[str, int]) -> Callable[[Entries], npt.NDArray[np.bool_]]:
+    """Which entries are of these streams, up to the version of each."""
+    keys = hashes(versions)
+    limits = pl.DataFrame({"hash": keys[HASH], "check": keys[CHECK], "limit": list(versions.values())})
+
+    def found(entries: Entries) -> npt.NDArray[np.bool_]:
+        columns = {"hash": entries[HASH], "check": entries[CHECK], "number": entries[NUMBER]}
+        joined = pl.DataFrame(columns).join(limits, on=["hash", "check"], how="left", maintain_order="left")
+        return joined.select((pl.col("number") <= pl.col("limit")).fill_null(False)).to_series().to_numpy()
+
+    return found
 
 
 def _changed(rules: Rules, row: Row) -> Rules:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from millstream.cli import listen_queues, listen_sockets
+from millstream.cli import listen_brokers, listen_queues, listen_sockets
 from millstream.cli.failures import warn
 from millstream.cli.output import show_note
 from millstream.cli.session import AllowedHosts, Session, complete_topics, subcommands
@@ -30,9 +30,8 @@ KeepIds = Annotated[
 
 def register(app: typer.Typer) -> None:
     help = "Receive events over other protocols and store them in topics."
-    subcommands(
-        app, "listen", help, http, gateway, flight, mqtt, files, *listen_queues.COMMANDS, *listen_sockets.COMMANDS
-    )
+    others = (*listen_queues.COMMANDS, *listen_brokers.COMMANDS, *listen_sockets.COMMANDS)
+    subcommands(app, "listen", help, http, gateway, flight, mqtt, files, *others)
 
 
 def http(

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 GROUP = "millstream.connectors"
 BUILT_IN = {
     "amqp": "millstream.bridges.amqp_sink:amqp",
+    "amqp1": "millstream.bridges.amqp1_sink:amqp1",
     "captured": "millstream.capture.topics:captured",
     "console": "millstream.connectors.console:console",
     "debezium": "millstream.capture.topics:debezium",
@@ -48,6 +49,7 @@ BUILT_IN = {
     "sqlite": "millstream.connectors.databases.endpoints:sqlite",
     "sqlite_changes": "millstream.capture.endpoints:sqlite_changes",
     "sqs": "millstream.bridges.aws_sinks:sqs",
+    "stomp": "millstream.bridges.stomp_sink:stomp",
     "topic": "millstream.connectors.topic.endpoint:topic",
     "topics": "millstream.connectors.topic.several_endpoint:topics",
     "two_phase": "millstream.connectors.databases.two_phase:two_phase",

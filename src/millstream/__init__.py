@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from millstream.bridges.amqp_sink import amqp
     from millstream.bridges.aws_sinks import kinesis, sns, sqs
     from millstream.bridges.mqtt_sink import mqtt
+    from millstream.bridges.nanomsg_sink import nanomsg
     from millstream.bridges.push_sink import push
     from millstream.bridges.stomp_sink import stomp
     from millstream.bridges.webhook_sink import webhook
@@ -109,6 +110,7 @@ _NAMES = {
     "millstream.bridges.amqp_sink": "amqp",
     "millstream.bridges.aws_sinks": "kinesis sns sqs",
     "millstream.bridges.mqtt_sink": "mqtt",
+    "millstream.bridges.nanomsg_sink": "nanomsg",
     "millstream.bridges.push_sink": "push",
     "millstream.bridges.stomp_sink": "stomp",
     "millstream.bridges.webhook_sink": "webhook",
@@ -290,6 +292,7 @@ __all__ = [
     "mode",
     "models",
     "mqtt",
+    "nanomsg",
     "opensearch",
     "outbox",
     "panel",

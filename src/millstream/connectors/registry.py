@@ -37,6 +37,7 @@ BUILT_IN = {
     "mariadb_changes": "millstream.capture.endpoints:mariadb_changes",
     "memory": "millstream.connectors.memory:memory",
     "mqtt": "millstream.bridges.mqtt_sink:mqtt",
+    "nanomsg": "millstream.bridges.nanomsg_sink:nanomsg",
     "opensearch": "millstream.copies.endpoints:opensearch",
     "postgres": "millstream.connectors.databases.endpoints:postgres",
     "postgres_changes": "millstream.capture.endpoints:postgres_changes",

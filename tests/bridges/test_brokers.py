@@ -14,8 +14,9 @@ import pytest
 
 import millstream as ms
 from artemis_server import PASSWORD, USER, ArtemisServer
+from folders import in_memory
 from millstream.bridges.answered_sink import Outgoing
-from millstream.bridges.broker_failures import Declined
+from millstream.bridges.broker_failures import ConnectionLost, Declined
 from millstream.bridges.landing import Landing
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.opening import open_sink
@@ -26,6 +27,7 @@ from waiting import until
 
 from .broker_clients import PROTOCOLS, Protocol, Sent, send, taken
 from .support import in_thread, records
+from .test_webhook import certified
 
 NUMBERS = count()
 SCHEMA = Schema.of("name string, n int")
@@ -34,7 +36,7 @@ EACH = pytest.mark.parametrize("protocol", PROTOCOLS, ids=[each.name for each in
 
 @pytest.fixture(scope="module")
 def artemis() -> Iterator[ArtemisServer]:
-    with closing(ArtemisServer()) as made:
+    with in_memory() as folder, closing(ArtemisServer(certified(folder))) as made:
         yield made
 
 
@@ -241,3 +243,35 @@ def test_a_row_that_cannot_name_a_queue_is_rejected(
         b'{"name":"a","n":0}',
         b'{"name":"b","n":2}',
     ]
+
+
+@pytest.mark.more
+@EACH
+def test_over_tls(artemis: ArtemisServer, queue: str, protocol: Protocol) -> None:
+    address, to = f"{protocol.scheme}s://{USER}@127.0.0.1:{artemis.tls_port}", protocol.queue.format(queue)
+    message = Outgoing(0, queue, to, b"secret")
+    with pytest.raises(ConnectionLost, match="certificate"):
+        protocol.sink(address, to, password=PASSWORD).connect()
+    trusting = protocol.sink(address, to, password=PASSWORD, ca_file=str(artemis.certificate))
+    with closing(trusting.connect()) as sender:
+        sender.send(message)
+    assert [each.value for each in taken(artemis, queue)] == [b"secret"]
+
+
+@pytest.mark.more
+def test_programs_with_jms_understand_us_and_we_them(
+    orders: EmbeddedLog, artemis: ArtemisServer, queue: str, tmp_path: Path
+) -> None:
+    """The client is that of Apache Qpid, not ours."""
+    at = ("--destination", f"queue://{queue}", "--message-count", "3")
+    artemis.run_client(
+        "producer", *at, "--message", "café", "--properties", '[{"type":"string","key":"id","value":"7"}]'
+    )
+    with bridging(orders, artemis, PROTOCOLS[0], queue) as landing:
+        until(lambda: landing.counts.duplicates == 2, "all are received")
+        assert stored(orders, 1) == ["café"]
+    write(PROTOCOLS[0], artemis, queue, tmp_path / "amqp1", ["a", "b"], properties=["n"])
+    write(PROTOCOLS[1], artemis, queue, tmp_path / "stomp", ["c"])
+    printed = artemis.run_client("consumer", *at, "--verbose")
+    for text in ('{"name":"a","n":0}', '{"name":"b","n":1}', '{"name":"c","n":0}'):
+        assert text in printed, printed

@@ -8,6 +8,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -40,6 +41,25 @@ def assemble(pom: Path = BROKER) -> Path:
 def assemble_archive(artifact: str) -> Path:
     """The folder with one archive (group:name:version:type:classifier), without what it depends on."""
     return _kept(artifact.replace(":", "-"), ["dependency:copy", f"-Dartifact={artifact}"])
+
+
+def assemble_unpacked(artifact: str) -> Path:
+    """The folder with what is in a `tar.gz`; it is unpacked next to it once."""
+    brought = assemble_archive(artifact)
+    folder = brought / "unpacked"
+    if not folder.is_dir():
+        [archive] = brought.glob("*.tar.gz")
+        with tempfile.TemporaryDirectory(dir=brought) as scratch:
+            with tarfile.open(archive) as content:
+                content.extractall(scratch, filter="data")
+            try:
+                Path(scratch).rename(folder)
+            except OSError as error:
+                if not folder.is_dir():  # another process was faster
+                    raise KafkaFailed(f"{archive} cannot be unpacked: {error}") from error
+            else:
+                Path(scratch).mkdir()  # for its owner to remove
+    return folder
 
 
 def _kept(name: str, goal: list[str]) -> Path:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import tarfile
 import tempfile
 import time
 import urllib.request
@@ -16,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
-from kafka_jars import KafkaFailed, assemble_archive, find_java
+from kafka_jars import assemble_unpacked, find_java
 from kafka_node import HOST, Node, free_ports
 
 REGISTRY = "io.apicurio:apicurio-registry-app:3.0.9:tar.gz:all"
@@ -38,7 +37,7 @@ class SchemaRegistryServer:
         self.url = f"http://{HOST}:{port}{INTERFACE}"
 
     def start(self) -> Self:
-        [runner] = unpacked().glob("*-runner.jar")
+        [runner] = assemble_unpacked(REGISTRY).glob("*-runner.jar")
         settings = [f"-Dquarkus.http.port={self._node.port}", f"-Dquarkus.http.host={HOST}"]
         self._node.start([str(find_java().command), *JAVA, *settings, "-jar", str(runner)])
         deadline = time.monotonic() + START_S_MAX
@@ -77,22 +76,3 @@ class SchemaRegistryServer:
         except (OSError, ValueError):
             return False
         return True
-
-
-def unpacked() -> Path:
-    """The folder of the archive; it is unpacked next to it once."""
-    brought = assemble_archive(REGISTRY)
-    folder = brought / "registry"
-    if not folder.is_dir():
-        [archive] = brought.glob("*.tar.gz")
-        with tempfile.TemporaryDirectory(dir=brought) as scratch:
-            with tarfile.open(archive) as content:
-                content.extractall(scratch, filter="data")
-            try:
-                Path(scratch).rename(folder)
-            except OSError as error:
-                if not folder.is_dir():  # another process was faster
-                    raise KafkaFailed(f"{archive} cannot be unpacked: {error}") from error
-            else:
-                Path(scratch).mkdir()  # for its owner to remove
-    return folder

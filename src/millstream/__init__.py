@@ -9,10 +9,13 @@ if TYPE_CHECKING:
     from millstream import errors
     from millstream.alerts.targets import command, email, slack
     from millstream.asking import ask
+    from millstream.bridges.amqp1_sink import amqp1
     from millstream.bridges.amqp_sink import amqp
     from millstream.bridges.aws_sinks import kinesis, sns, sqs
     from millstream.bridges.mqtt_sink import mqtt
+    from millstream.bridges.nanomsg_sink import nanomsg
     from millstream.bridges.push_sink import push
+    from millstream.bridges.stomp_sink import stomp
     from millstream.bridges.webhook_sink import webhook
     from millstream.bridges.zeromq_sink import zeromq
     from millstream.calling import client
@@ -104,10 +107,13 @@ if TYPE_CHECKING:
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
+    "millstream.bridges.amqp1_sink": "amqp1",
     "millstream.bridges.amqp_sink": "amqp",
     "millstream.bridges.aws_sinks": "kinesis sns sqs",
     "millstream.bridges.mqtt_sink": "mqtt",
+    "millstream.bridges.nanomsg_sink": "nanomsg",
     "millstream.bridges.push_sink": "push",
+    "millstream.bridges.stomp_sink": "stomp",
     "millstream.bridges.webhook_sink": "webhook",
     "millstream.bridges.zeromq_sink": "zeromq",
     "millstream.capture.adding": "add_to_capture",
@@ -213,6 +219,7 @@ __all__ = [
     "all_of",
     "alternatives",
     "amqp",
+    "amqp1",
     "any",
     "any_order",
     "app",
@@ -287,6 +294,7 @@ __all__ = [
     "mode",
     "models",
     "mqtt",
+    "nanomsg",
     "opensearch",
     "outbox",
     "panel",
@@ -319,6 +327,7 @@ __all__ = [
     "stddev",
     "stddev_pop",
     "stddev_samp",
+    "stomp",
     "sum",
     "supervisor",
     "top",

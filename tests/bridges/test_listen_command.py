@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 import signal
+import ssl
 import subprocess
 import sys
 from pathlib import Path
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -14,6 +16,7 @@ from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 
 from .support import request, values
+from .test_webhook import certified
 
 COMMAND = [sys.executable, "-m", "millstream.cli"]
 
@@ -69,3 +72,31 @@ def test_webhooks_into_kafka(kafka_log: KafkaLog) -> None:
     ]
     listening.end(signal.SIGINT)
     assert values(kafka_log, "clicks") == [b"1"]
+
+
+@pytest.mark.more
+@pytest.mark.parametrize(
+    ("arguments", "path", "body"),
+    [(("http", "clicks"), "/clicks", b"7"), (("gateway",), "/v1/topics/clicks/records", b'{"value": 7}')],
+    ids=["http", "gateway"],
+)
+def test_over_tls(log: EmbeddedLog, tmp_path: Path, arguments: tuple[str, ...], path: str, body: bytes) -> None:
+    log.create_topic("clicks")
+    certificate = str(certified(tmp_path))
+    tls = ("--tls-cert", certificate, "--tls-key", certificate)
+    listening = Listening(tmp_path / "log", *arguments, "--port", "0", *tls)
+
+    def posted(scheme: str, context: ssl.SSLContext | None) -> int:
+        url = f"{scheme}://127.0.0.1:{listening.port}{path}"
+        with urlopen(Request(url, body, {"Content-Type": "application/json"}), timeout=120, context=context) as answer:
+            return int(answer.status)
+
+    try:
+        assert posted("https", ssl.create_default_context(cafile=certificate)) == 200
+        with pytest.raises(OSError, match="CERTIFICATE_VERIFY_FAILED"):
+            posted("https", ssl.create_default_context())
+        with pytest.raises(OSError):  # noqa: PT011 - however the connection ends
+            posted("http", None)
+    finally:
+        listening.end(signal.SIGINT)
+    assert values(log, "clicks") == [b"7"]

@@ -17,6 +17,7 @@ import orjson
 import pytest
 
 import millstream as ms
+from artemis_server import PASSWORD, USER, ArtemisServer
 from aws_server import KEYS, REGION, AwsServer
 from folders import in_memory
 from millstream.bridges.amqp import AmqpBridge, AmqpSource
@@ -43,7 +44,8 @@ from mosquitto_server import Mosquitto
 from rabbitmq_server import RabbitMq
 from waiting import until
 
-from . import amqp_clients, aws
+from . import amqp_clients, aws, broker_clients
+from .broker_clients import AMQP1, STOMP, Protocol, Sent
 from .mqtt_clients import Subscriber
 from .receiver import Receiver, receiving
 from .support import request
@@ -194,6 +196,49 @@ class TestAmqp(BridgeSuite):
         return AmqpUnderTest(rabbit, str(tmp_path))
 
 
+# ---------------------------------------------------------------- AMQP 1.0 and STOMP, with the same broker
+
+
+@pytest.fixture(scope="module")
+def artemis() -> Iterator[ArtemisServer]:
+    with closing(ArtemisServer()) as made:
+        yield made
+
+
+def run_of_broker(landing: Landing, ready: Any, port: int, protocol: Protocol, queue: str) -> None:
+    made = protocol.bridge(protocol.broker(port), landing, "messages", protocol.queue.format(queue))
+    made.on_ready = ready
+    made.run()
+
+
+class BrokerUnderTest(BridgeUnderTest):
+    def __init__(self, server: ArtemisServer, protocol: Protocol, queue: str) -> None:
+        self._server, self._protocol, self._queue = server, protocol, queue
+        self.server_port = server.port
+
+    def runner(self, port: int) -> Any:
+        return functools.partial(run_of_broker, port=port, protocol=self._protocol, queue=self._queue)
+
+    def send(self, messages: Sequence[Message], port: int) -> None:
+        broker_clients.send(self._server, f"/queue/{self._queue}", [Sent(each.body, each.id) for each in messages])
+
+    def restart_server(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+
+class TestAmqp1(BridgeSuite):
+    @pytest.fixture
+    def bridge(self, artemis: ArtemisServer, tmp_path: Path) -> BrokerUnderTest:
+        return BrokerUnderTest(artemis, AMQP1, tmp_path.name)
+
+
+class TestStomp(BridgeSuite):
+    @pytest.fixture
+    def bridge(self, artemis: ArtemisServer, tmp_path: Path) -> BrokerUnderTest:
+        return BrokerUnderTest(artemis, STOMP, tmp_path.name)
+
+
 # ---------------------------------------------------------------- SQS, whose server keeps everything in memory
 
 
@@ -335,6 +380,40 @@ class TestAmqpSink(SinkSuite):
         return AmqpSinkUnderTest(rabbit, str(tmp_path))
 
 
+class BrokerSinkUnderTest(SinkUnderTest):
+    def __init__(self, server: ArtemisServer, protocol: Protocol, queue: str) -> None:
+        self._server, self._protocol, self._queue = server, protocol, queue
+        self.server_port = server.port
+        self._got: list[Delivered] = []
+
+    def connector(self, port: int) -> Connector:
+        address, to = f"{self._protocol.scheme}://{USER}@127.0.0.1:{port}", self._protocol.queue.format(self._queue)
+        return self._protocol.sink(address, to, password=PASSWORD)
+
+    def delivered(self) -> list[Delivered]:
+        for each in broker_clients.taken(self._server, self._queue):
+            self._got.append(Delivered(dict(each.headers)["millstream-id"].decode(), orjson.loads(each.value)["n"]))
+        numbers = [each.n for each in self._got]
+        assert len(numbers) == len(set(numbers)), "the broker recognizes what is sent again"
+        return self._got
+
+    def restart_server(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+
+class TestAmqp1Sink(SinkSuite):
+    @pytest.fixture
+    def sink(self, artemis: ArtemisServer, tmp_path: Path) -> BrokerSinkUnderTest:
+        return BrokerSinkUnderTest(artemis, AMQP1, tmp_path.name)
+
+
+class TestStompSink(SinkSuite):
+    @pytest.fixture
+    def sink(self, artemis: ArtemisServer, tmp_path: Path) -> BrokerSinkUnderTest:
+        return BrokerSinkUnderTest(artemis, STOMP, tmp_path.name)
+
+
 class SqsSinkUnderTest(SinkUnderTest):
     def __init__(self, server: AwsServer, queue: str) -> None:
         self._server = server
@@ -389,3 +468,7 @@ TestAmqpKilledOften = killed_often(TestAmqp)
 TestAmqpSinkKilledOften = killed_often(TestAmqpSink)
 TestSqsKilledOften = killed_often(TestSqs)
 TestMqttSinkKilledOften = killed_often(TestMqttSink)
+TestAmqp1KilledOften = killed_often(TestAmqp1)
+TestStompKilledOften = killed_often(TestStomp)
+TestAmqp1SinkKilledOften = killed_often(TestAmqp1Sink)
+TestStompSinkKilledOften = killed_often(TestStompSink)

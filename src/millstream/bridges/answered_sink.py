@@ -12,7 +12,7 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from millstream.bridges.identified import Identified, identified, run_of
-from millstream.bridges.topic_pattern import TopicPattern, check_column
+from millstream.bridges.topic_pattern import TopicPattern, as_text, check_column
 from millstream.connectors.connector import Writing
 from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit
 from millstream.connectors.sink import Sink
@@ -31,17 +31,27 @@ class Outgoing(NamedTuple):
     id: str
     topic: str
     payload: bytes
+    properties: tuple[tuple[str, str], ...] = ()
+    """By which its receivers can select."""
 
 
 class AnsweredSink(Sink):
     together_max = TOGETHER_MAX
 
-    def __init__(self, where: str, writing: Writing, topic: TopicPattern, payload: str | None = None) -> None:
+    def __init__(
+        self,
+        where: str,
+        writing: Writing,
+        topic: TopicPattern,
+        payload: str | None = None,
+        properties: Sequence[str] = (),
+    ) -> None:
         self._ledger = writing.ledger
         self._run = run_of(writing)
         self._where = f"step '{writing.step}', {where}"
         self._topic = topic
         self._payload = payload
+        self._properties = properties
         self._done: tuple[int, Answers] = (-1, {})
         """What was answered of the last batch."""
 
@@ -74,14 +84,26 @@ class AnsweredSink(Sink):
         messages = identified(self._run, batch, with_weights(rows, weights), set(refused))
         self._check_weights(weights)
         usable = [row for row in range(rows.num_rows) if row not in refused]
-        return [self._message(row, topics[row], messages[row], rows) for row in usable]
+        properties = self._properties_of(rows)
+        return [self._message(row, topics[row], messages[row], rows, properties[row]) for row in usable]
 
-    def _message(self, row: int, topic: str, message: Identified, rows: pa.Table) -> Outgoing:
+    def _properties_of(self, rows: pa.Table) -> list[tuple[tuple[str, str], ...]]:
+        """Of each row; a null is not there."""
+        columns = {name: rows.column(name).to_pylist() for name in self._properties}
+        return [
+            tuple((name, as_text(values[row])) for name, values in columns.items() if values[row] is not None)
+            for row in range(rows.num_rows)
+        ]
+
+    def _message(
+        self, row: int, topic: str, message: Identified, rows: pa.Table, properties: tuple[tuple[str, str], ...] = ()
+    ) -> Outgoing:
         assert message.id is not None
         if self._payload is None:
-            return Outgoing(row, message.id, topic, message.body)
+            return Outgoing(row, message.id, topic, message.body, properties)
         value = rows.column(self._payload)[row].as_py()
-        return Outgoing(row, message.id, topic, value.encode() if isinstance(value, str) else value or b"")
+        payload = value.encode() if isinstance(value, str) else value or b""
+        return Outgoing(row, message.id, topic, payload, properties)
 
     def _check_weights(self, weights: pa.Array | None) -> None:
         if self._payload is not None and weights is not None and any(each < 0 for each in weights.to_pylist()):

@@ -18,7 +18,7 @@ from typing import Any
 from millstream.errors import InvalidInput
 
 POSITIONAL = ("topic", "topics", "patterns")
-QUEUES = ("mqtt", "amqp", "sqs", "kinesis", "zeromq")
+QUEUES = ("mqtt", "amqp", "amqp1", "stomp", "sqs", "kinesis", "nanomsg", "zeromq")
 KINDS = ("http", "gateway", "flight", *QUEUES, "files", "tcp", "unix", "pipe", "syslog", "udp")
 RETRY_SECONDS, RETRY_SECONDS_MAX = 1.0, 60.0
 STEADY_SECONDS = 60.0

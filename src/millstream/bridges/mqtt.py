@@ -15,9 +15,10 @@ from typing import NamedTuple, cast
 
 from millstream import terminal
 from millstream.bridges.arrivals import Arrival
+from millstream.bridges.broker_failures import ConnectionLost, Rejected
 from millstream.bridges.landing import Landing
 from millstream.bridges.mqtt_client import MqttBroker
-from millstream.bridges.mqtt_connection import ConnectionLost, MqttConnection, Rejected, Session
+from millstream.bridges.mqtt_connection import MqttConnection, Session
 from millstream.bridges.mqtt_wire import Published
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
 

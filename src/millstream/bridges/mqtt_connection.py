@@ -15,20 +15,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from millstream.bridges import mqtt_wire as wire
+from millstream.bridges.broker_failures import ConnectionLost, Rejected
 from millstream.bridges.mqtt_client import MqttBroker
 from millstream.readiness import wait_readable
 
 READ_BYTES = 1 << 18
 CONNECT_SECONDS = 10.0
 LOOK_SECONDS = 1.0
-
-
-class ConnectionLost(Exception):
-    """The connection has ended, or the broker did not accept it for now: another may succeed."""
-
-
-class Rejected(Exception):
-    """The broker would reject the next connection too."""
 
 
 @dataclass(frozen=True)

@@ -52,7 +52,7 @@ class TopicPattern:
         columns = {name: rows.column(name).to_pylist() for name in self.columns}
         made = []
         for row in range(rows.num_rows):
-            levels = {name: _level(values[row]) for name, values in columns.items()}
+            levels = {name: as_text(values[row]) for name, values in columns.items()}
             unusable = [name for name, text in levels.items() if not text or set(self.unusable) & set(text)]
             if unusable:
                 refused.setdefault(row, f"column '{unusable[0]}' cannot be part of a topic")
@@ -71,5 +71,5 @@ def check_column(schema: Schema, column: str, sink: str) -> None:
         )
 
 
-def _level(value: Any) -> str:
+def as_text(value: Any) -> str:
     return "" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from millstream.cli import listen_queues, listen_sockets
+from millstream.cli import listen_brokers, listen_queues, listen_sockets
 from millstream.cli.failures import warn
 from millstream.cli.output import show_note
 from millstream.cli.session import AllowedHosts, Session, complete_topics, subcommands
@@ -27,12 +27,14 @@ KeepIds = Annotated[
     str, typer.Option(metavar="'1 day'", help="How long an id is remembered: a repeated one is not stored again.")
 ]
 
+ServerCertificate = Annotated[Path | None, typer.Option(metavar="FILE", help="The server's certificate, for TLS.")]
+ServerKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")]
+
 
 def register(app: typer.Typer) -> None:
     help = "Receive events over other protocols and store them in topics."
-    subcommands(
-        app, "listen", help, http, gateway, flight, mqtt, files, *listen_queues.COMMANDS, *listen_sockets.COMMANDS
-    )
+    others = (*listen_queues.COMMANDS, *listen_brokers.COMMANDS, *listen_sockets.COMMANDS)
+    subcommands(app, "listen", help, http, gateway, flight, mqtt, files, *others)
 
 
 def http(
@@ -70,6 +72,8 @@ def http(
         str, typer.Option(metavar="SIZE", help="How much may wait to be stored; more is answered with 429.")
     ] = "64 MiB",
     keep_ids: KeepIds = "1 day",
+    tls_cert: ServerCertificate = None,
+    tls_key: ServerKey = None,
 ) -> None:
     """Receive webhooks until Ctrl-C: POST /TOPIC is answered with 200 when its events are safe on disk.
 
@@ -92,6 +96,7 @@ def http(
     from millstream.webhooks.signatures import Verifier
 
     http_listener.check_installed()
+    _check_together(tls_cert, tls_key)
     from millstream.bridges.connection import BridgeConnection
 
     secrets = [Secret(text) for file in secret_file or [] if (text := read_token(file, {})) is not None]
@@ -112,9 +117,9 @@ def http(
         listening(address) as taken,
         http_listener.listener(landing, rules, waiting_bytes_max=waiting_bytes_max) as application,
     ):
-        url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local)
+        url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local, is_tls=tls_cert is not None)
         show_note(f"listening at {', '.join(f'{url}/{topic}' for topic in topics)} until Ctrl-C")
-        running = server(application, BridgeConnection)
+        running = server(application, BridgeConnection, certificate=tls_cert, key=tls_key)
 
         def stop() -> None:
             running.should_exit = True
@@ -150,6 +155,8 @@ def gateway(
     retry_for: Annotated[
         str, typer.Option(metavar="'1 day'", help="How long a record is tried before it becomes a dead letter.")
     ] = "1 day",
+    tls_cert: ServerCertificate = None,
+    tls_key: ServerKey = None,
 ) -> None:
     """Serve topics over HTTP until Ctrl-C, for programs in any language: produce, read, follow, and groups.
 
@@ -166,6 +173,7 @@ def gateway(
     from millstream.serving.http import listening, server
 
     http_listener.check_installed()
+    _check_together(tls_cert, tls_key)
     from millstream.bridges.callbacks import Callbacks
     from millstream.bridges.connection import BridgeConnection
     from millstream.bridges.gateway import BODY_BYTES_MAX
@@ -183,9 +191,12 @@ def gateway(
             opened(log, access, topics or [], read_only=read_only, callbacks=registered)
         )
         taken = opening.enter_context(listening(address))
-        url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local)
+        url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local, is_tls=tls_cert is not None)
         show_note(f"the gateway is at {url}/ until Ctrl-C")
-        server(application, BridgeConnection, message_bytes_max=BODY_BYTES_MAX).run(sockets=[taken])
+        running = server(
+            application, BridgeConnection, certificate=tls_cert, key=tls_key, message_bytes_max=BODY_BYTES_MAX
+        )
+        running.run(sockets=[taken])
 
 
 def flight(
@@ -193,10 +204,8 @@ def flight(
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8815,
     token_file: TokenFile = None,
-    tls_cert: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The server's certificate, for flight+tls://.")
-    ] = None,
-    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")] = None,
+    tls_cert: ServerCertificate = None,
+    tls_key: ServerKey = None,
 ) -> None:
     """Serve a log to other machines over Arrow Flight until Ctrl-C: ms.connect("flight://HOST:PORT").
 
@@ -214,8 +223,7 @@ def flight(
     address = ListenAddress.of(host, port)
     token = read_token(token_file, os.environ)
     require_token(address, token)
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
+    _check_together(tls_cert, tls_key)
     tls = None if tls_cert is None or tls_key is None else (tls_cert.read_bytes(), tls_key.read_bytes())
     shown = f"[{address.ip}]" if ":" in str(address.ip) else str(address.ip)
     with open_embedded(session.existing()) as log:
@@ -322,11 +330,17 @@ def files(
             show_note(landing.counts.summary())
 
 
-def _announced(session: Session, host: str, port: int, *, is_local: bool) -> str:
-    if not is_local:
+def _check_together(certificate: Path | None, key: Path | None) -> None:
+    if (certificate is None) != (key is None):
+        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
+
+
+def _announced(session: Session, host: str, port: int, *, is_local: bool, is_tls: bool) -> str:
+    if not is_local and not is_tls:
         warn(
-            "this is plain HTTP: anyone on the network path can read what is sent; put a TLS proxy in front of it",
+            "this is plain HTTP: anyone on the network path can read what is sent; give --tls-cert and --tls-key, or "
+            "put a TLS proxy in front of it",
             as_json=session.json,
         )
     shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}"
+    return f"http{'s' if is_tls else ''}://{shown}:{port}"

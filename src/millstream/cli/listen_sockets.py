@@ -1,4 +1,4 @@
-"""`millstream listen tcp`, `unix`, `pipe`, `syslog`, `udp` and `zeromq`: protocols without acknowledgements."""
+"""`millstream listen tcp`, `unix`, `pipe`, `syslog`, `udp`, `nanomsg` and `zeromq`: nothing is acknowledged."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ from millstream.cli.session import Session, complete_topics
 from millstream.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from millstream.bridges.landing import Landing
+    from millstream.bridges.peers import Kind, PeerBridge
     from millstream.bridges.socket_listener import Doors, Reader
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)]
@@ -30,6 +32,13 @@ Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="The serv
 Key = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")]
 Authorities = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Accept only clients with a certificate that this file trusts.")
+]
+
+PeerAt = Annotated[str, typer.Option(metavar="ADDRESS", help="tcp://HOST:PORT or ipc://PATH.")]
+Binds = Annotated[bool, typer.Option("--bind", help="Wait for senders there, instead of connecting to one.")]
+Prefixes = Annotated[
+    list[str] | None,
+    typer.Option(metavar="PREFIX", help="Of a publisher, the topics that begin so; '' is all. Default: pull."),
 ]
 
 
@@ -183,12 +192,9 @@ def udp(
 def zeromq(
     session: Session,
     topic: Topic,
-    at: Annotated[str, typer.Option(metavar="ADDRESS", help="tcp://HOST:PORT or ipc://PATH.")],
-    bind: Annotated[bool, typer.Option("--bind", help="Wait for senders there, instead of connecting to one.")] = False,
-    subscribe: Annotated[
-        list[str] | None,
-        typer.Option(metavar="PREFIX", help="Of a publisher, the topics that begin so; '' is all. Default: pull."),
-    ] = None,
+    at: PeerAt,
+    bind: Binds = False,
+    subscribe: Prefixes = None,
     numbered: Annotated[
         bool, typer.Option("--numbered", help="Messages have the parts of ms.zeromq: count missing ones, keep ids.")
     ] = False,
@@ -203,22 +209,49 @@ def zeromq(
     Example:
       millstream listen zeromq trades --at tcp://127.0.0.1:5555 --subscribe 'trades.'
     """
+    from millstream.bridges.zeromq import ZmqAddress, ZmqBridge, ZmqSource
+    from millstream.records import size_bytes
+
+    kind: Kind = "pull" if subscribe is None else "subscribe"
+    source = ZmqSource(ZmqAddress(at, bind), kind, subscribe or [""], numbered, size_bytes(max_message))
+    _receive(session, lambda landing: ZmqBridge(source, landing, topic), topic, "zeromq", at)
+
+
+def nanomsg(
+    session: Session,
+    topic: Topic,
+    at: PeerAt,
+    bind: Binds = False,
+    subscribe: Prefixes = None,
+    numbered: Annotated[
+        bool, typer.Option("--numbered", help="Messages have the parts of ms.nanomsg: count missing ones, keep ids.")
+    ] = False,
+    max_message: MaxMessage = "1 MiB",
+) -> None:
+    """Receive messages over nanomsg (NNG) until Ctrl-C: pull, or subscribe to a publisher. No acknowledgements.
+
+    Needs: pip install 'millstream[nanomsg]'
+
+    \b
+    Example:
+      millstream listen nanomsg trades --at tcp://127.0.0.1:5555 --subscribe 'trades.'
+    """
+    from millstream.bridges.nanomsg import NanomsgAddress, NanomsgBridge, NanomsgSource
+    from millstream.records import size_bytes
+
+    kind: Kind = "pull" if subscribe is None else "subscribe"
+    source = NanomsgSource(NanomsgAddress(at, bind), kind, subscribe or [""], numbered, size_bytes(max_message))
+    _receive(session, lambda landing: NanomsgBridge(source, landing, topic), topic, "nanomsg", at)
+
+
+def _receive(session: Session, made: Callable[[Landing], PeerBridge], topic: str, name: str, at: str) -> None:
     import signal
 
     from millstream.bridges.landing import Landing
     from millstream.bridges.running import bridge_name
-    from millstream.bridges.zeromq import ZmqAddress, ZmqBridge, ZmqSource
-    from millstream.records import size_bytes
 
-    source = ZmqSource(
-        ZmqAddress(at, bind),
-        "pull" if subscribe is None else "subscribe",
-        subscribe or [""],
-        numbered,
-        size_bytes(max_message),
-    )
-    with session.log() as log, Landing(log, bridge_name("zeromq", at), [topic]) as landing:
-        bridge = ZmqBridge(source, landing, topic)
+    with session.log() as log, Landing(log, bridge_name(name, at), [topic]) as landing:
+        bridge = made(landing)
         bridge.on_ready = lambda: show_note(f"receiving from {at} for topic '{topic}' until Ctrl-C")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: bridge.stop())
@@ -228,7 +261,7 @@ def zeromq(
             show_note(f"{landing.counts.summary()}, missing numbers {bridge.missing:,}")
 
 
-COMMANDS: tuple[Callable[..., None], ...] = (tcp, unix, pipe, syslog, udp, zeromq)
+COMMANDS: tuple[Callable[..., None], ...] = (tcp, unix, pipe, syslog, udp, nanomsg, zeromq)
 
 
 def _reader(

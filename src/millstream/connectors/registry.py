@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 GROUP = "millstream.connectors"
 BUILT_IN = {
     "amqp": "millstream.bridges.amqp_sink:amqp",
+    "amqp1": "millstream.bridges.amqp1_sink:amqp1",
     "captured": "millstream.capture.topics:captured",
     "console": "millstream.connectors.console:console",
     "debezium": "millstream.capture.debezium:debezium",
@@ -36,6 +37,7 @@ BUILT_IN = {
     "mariadb_changes": "millstream.capture.endpoints:mariadb_changes",
     "memory": "millstream.connectors.memory:memory",
     "mqtt": "millstream.bridges.mqtt_sink:mqtt",
+    "nanomsg": "millstream.bridges.nanomsg_sink:nanomsg",
     "opensearch": "millstream.copies.endpoints:opensearch",
     "postgres": "millstream.connectors.databases.endpoints:postgres",
     "postgres_changes": "millstream.capture.endpoints:postgres_changes",
@@ -48,6 +50,7 @@ BUILT_IN = {
     "sqlite": "millstream.connectors.databases.endpoints:sqlite",
     "sqlite_changes": "millstream.capture.endpoints:sqlite_changes",
     "sqs": "millstream.bridges.aws_sinks:sqs",
+    "stomp": "millstream.bridges.stomp_sink:stomp",
     "topic": "millstream.connectors.topic.endpoint:topic",
     "topics": "millstream.connectors.topic.several_endpoint:topics",
     "two_phase": "millstream.connectors.databases.two_phase:two_phase",

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any, Literal
 
+from millstream.secrets import delivery
+
 KILL_SECONDS_MAX = 0.01
 READY_SECONDS = 120.0
 KILLED = -signal.SIGKILL
@@ -68,7 +70,7 @@ class Child:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["millstream.testing.connectors.preloaded"])
         self._ready, ready = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(work, ready, *arguments), daemon=True)
+        self._process = context.Process(target=_run, args=(_Secrets(), work, ready, *arguments), daemon=True)
         self._process.start()
         ready.close()
 
@@ -95,5 +97,16 @@ class Child:
         self._process.join()
 
 
-def _run(work: Callable[..., None], ready: Connection, *arguments: Any) -> None:
+class _Secrets:
+    """Brings their values to another process, before what refers to them is unpickled there."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _receive, (delivery(),)
+
+
+def _receive(environment: dict[str, str]) -> None:
+    os.environ.update(environment)
+
+
+def _run(_: None, work: Callable[..., None], ready: Connection, *arguments: Any) -> None:
     work(lambda: ready.send(None), *arguments)

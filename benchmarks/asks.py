@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import runpy
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from rich.table import Table
 import millstream as ms
 from millstream.calling import Client
 
+EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 POSTS, FOLLOWS = "author string, url string", "author string, follower string"
 AUTHORS, LINKS = 1_000, 500
 EVENTS_PER_S, PAUSE_S_MAX, BURST_S = 100, 0.5, 0.05
@@ -35,28 +37,25 @@ PATIENCE = "5 minutes"
 BARS = {"call_p99_ms": "<= 600"}
 
 
-def echo(flow: ms.Flow) -> None:
+def echo() -> ms.Flow:
+    flow = ms.Flow("echo")
     flow.ask("echo", "n int", lambda requests: requests.select("request", twice="2 * n"))
+    return flow
 
 
-def total(flow: ms.Flow) -> None:
+def total() -> ms.Flow:
+    flow = ms.Flow("total")
     posted = flow.read("posts", POSTS).group_by("url").agg(posts=ms.count())
     flow.ask("total", "url string", lambda requests: requests.join(posted, on="url", how="left", as_of="now"))
+    return flow
 
 
-def reach(flow: ms.Flow) -> None:
-    posts = flow.read("posts", POSTS).to_table()
-    follows = flow.read("follows", FOLLOWS).to_table()
-
-    def people(requests: ms.Stream) -> ms.Stream:
-        authors = requests.join(posts, on="url", as_of="now").distinct("request", "author")
-        readers = authors.join(follows, on="author", as_of="now")
-        return readers.group_by("request").agg(people=ms.count_distinct("follower"))
-
-    flow.ask("reach", "url string", people)
+def reach() -> ms.Flow:
+    made: ms.Flow = runpy.run_path(str(EXAMPLES / "reach.py"))["links"]()
+    return made
 
 
-QUESTIONS: dict[str, Callable[[ms.Flow], None]] = {"echo": echo, "total": total, "reach": reach}
+QUESTIONS: dict[str, Callable[[], ms.Flow]] = {"echo": echo, "total": total, "reach": reach}
 
 
 def append(broker: str, seconds: float) -> None:
@@ -107,12 +106,11 @@ def measured(question: str, calls: int, key_groups: int) -> dict[str, float]:
             log.create_topic("posts", schema=POSTS)
             log.create_topic("follows", schema=FOLLOWS)
         append(broker, 2.0)
-        flow = ms.Flow("asked", log=broker)
-        QUESTIONS[question](flow)
-        job = flow.start(key_groups=key_groups)
+        flow = QUESTIONS[question]()
+        job = flow.start(broker=broker, key_groups=key_groups)
         events = subprocess.Popen([sys.executable, __file__, "--append", broker])
         try:
-            with ms.client("asked", broker=broker) as client:
+            with ms.client(flow.name, broker=broker) as client:
                 asked(client, question, WARM_CALLS)
                 batches, began = job.progress.batch, time.perf_counter()
                 waits = asked(client, question, calls)

@@ -1,7 +1,11 @@
-"""People's saved searches over a stream of news: searches are added, changed and removed while the job runs."""
+"""People's saved searches over a stream of news: searches are added, changed and removed while the job runs.
+
+With `--smtp HOST:PORT` everybody also gets their news by mail, through this server.
+"""
 
 from __future__ import annotations
 
+import argparse
 import tempfile
 import time
 from datetime import UTC, datetime, timedelta
@@ -14,6 +18,7 @@ import millstream as ms
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 NEWS = "source string, title string, body string, readers int, at timestamp"
+PEOPLE = ("ann", "bob", "cyd")
 # Who searches, for what, and from which minute on.
 FIRST_SEARCHES = [
     ("energy", "ann", '"solar power" OR title:(wind turbine)', 0),
@@ -31,7 +36,7 @@ MORE_NEWS = [
 ]
 
 
-def monitoring(stored: Any) -> ms.Flow:
+def monitoring(stored: Any, smtp: str | None = None) -> ms.Flow:
     flow = ms.Flow("media_monitoring")
     news = flow.read("news", NEWS, event_time="at", watermark=ms.ascending())
     found = news.match_queries(
@@ -39,7 +44,14 @@ def monitoring(stored: Any) -> ms.Flow:
     )
     found.dead.select("reason").write("wrong_searches")
     shown = "coalesce(try_element_at(fragments, 1).fragment, title)"
-    found.select("query", "owner", "source", "at", "score", fragment=shown).write("mail")
+    mail = found.select("query", "owner", "source", "at", "score", fragment=shown)
+    mail.write("mail")
+    if smtp is not None:
+        host, _, port = smtp.rpartition(":")
+        for owner in PEOPLE:
+            own = ms.email(f"{owner}@example.org", host=host, port=int(port), security="none")
+            news = mail.where(f"owner = '{owner}'").select("query", "source", "fragment")
+            ms.alert(news, to=[own], title="News for your searches")
     return flow
 
 
@@ -79,14 +91,14 @@ def show(broker: str) -> None:
         Console(width=110).print("wrong search:", row["reason"], markup=False)
 
 
-def main(broker: str) -> None:
+def main(broker: str, smtp: str | None = None) -> None:
     with ms.connect(broker) as log:
         log.create_topic("news", schema=NEWS)
     with ms.queries(broker, "searches") as stored:
         for name, owner, query, minute in FIRST_SEARCHES:
             stored.put(name, query, owner=owner, at=at(minute))
         send_news(broker, FIRST_NEWS)
-        job = monitoring(stored).start(broker=broker)
+        job = monitoring(stored, smtp).start(broker=broker)
         try:
             rows_of(broker, "mail", job, 2)
             # A search of a later hour also finds what has come before it, one has a mistake, and one is given up.
@@ -102,5 +114,8 @@ def main(broker: str) -> None:
 
 
 if __name__ == "__main__":
+    options = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    options.add_argument("--smtp", metavar="HOST:PORT", help="a mail server, such as 127.0.0.1:25")
+    given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="millstream-") as folder:
-        main(folder)
+        main(folder, given.smtp)

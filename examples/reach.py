@@ -48,7 +48,7 @@ def main(broker: str) -> None:
     send(broker, "follows", FOLLOWS, [(author, who) for author, everyone in FOLLOWERS.items() for who in everyone])
     send(broker, "posts", POSTS, POSTED)
     table = Table("link", "people", title="reach", title_justify="left")
-    job = links().start(broker=broker)
+    job = links().start(broker=broker, key_groups=1)  # few rows: short batches matter more than cores
     try:
         with ms.client("links", broker=broker) as client:
             for url in ("/tea", "/cake", "/soup"):

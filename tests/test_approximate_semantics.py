@@ -14,6 +14,7 @@ from times import t
 from transcripts import play
 
 pytestmark = pytest.mark.transcripts("reference", "local", "spark")
+END = Watermark(None)
 SCHEMA = "key string, user string, n int, at timestamp"
 EVERY: dict[str, Any] = {
     "users": ms.approx_distinct("user"),
@@ -101,6 +102,24 @@ def test_sketches_are_values_that_merge() -> None:
     assert sketches.set_size(row["members"]).estimate == 3
 
 
+def test_what_the_sets_of_two_windows_have_in_common() -> None:
+    def build(rows: Any) -> Any:
+        sets = rows.key_by("key").window(ms.fixed("1 minute")).agg(users=ms.approx_set("user"))
+        both = sets.key_by("key").window(ms.fixed("2 minutes"))
+        return both.agg(
+            stayed=ms.approx_intersection("users"),
+            bounded=ms.approx_intersection("users", bounds=True),
+            members=ms.approx_intersection("users", sketch=True),
+            of_none=ms.approx_intersection("if(key = 'b', users, null)"),
+        )
+
+    out = run(build, add([("ann", 1), ("bob", 2), ("cid", 3)]), add([("bob", 1), ("dee", 2), ("ann", 3)], 61), END)
+    (row,) = (row for step in out for row in step)
+    assert (row["stayed"], row["of_none"]) == (2, None)
+    assert row["bounded"] == {"estimate": 2, "low": 2, "high": 2}
+    assert sketches.set_size(row["members"]).estimate == 2
+
+
 def test_counts_by_value_forget_retracted_rows() -> None:
     def build(rows: Any) -> Any:
         latest = rows.to_table(key="n")
@@ -122,6 +141,7 @@ def test_a_sketch_of_rows_that_may_be_retracted_is_refused() -> None:
         (ms.approx_top("n", 3), "a string"),
         (ms.approx_count("n", of="x"), "the type of 'x'"),
         (ms.approx_distinct("user", of_sketches=True), "sketches"),
+        (ms.approx_intersection("user"), "sketches"),
         (ms.approx_distinct("array(n)"), "a single value"),
     ],
 )

@@ -19,13 +19,15 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 import millstream as ms
+from alerts.receivers import mail_server
 from debian_servers import MISSING, program
 from example_files import EXAMPLES, cells, load, rows_of
 from millstream.errors import InvalidInput
 from millstream.plan import dashboards
 from postgres_server import Server
+from waiting import until
 
-Run = Callable[[str], tuple[ModuleType, str]]
+Run = Callable[..., tuple[ModuleType, str]]
 
 
 @pytest.fixture
@@ -33,11 +35,11 @@ def run(tmp_path: Path, capsys: pytest.CaptureFixture[str], spark: SparkSession)
     """Runs the main of an example on a log in `tmp_path`; gives the example, and what it printed."""
     loaded: list[ModuleType] = []
 
-    def run_main(name: str) -> tuple[ModuleType, str]:
+    def run_main(name: str, *given: Any) -> tuple[ModuleType, str]:
         module = load(name)
         cloudpickle.register_pickle_by_value(module)  # workers cannot import it; of __main__ they need not
         loaded.append(module)
-        module.main(str(tmp_path))
+        module.main(str(tmp_path), *given)
         return module, capsys.readouterr().out
 
     yield run_main
@@ -369,7 +371,10 @@ def test_orders_follow_rules_that_are_changed_while_the_job_runs(run: Run) -> No
 
 @pytest.mark.more
 def test_saved_searches_find_news_while_they_change(run: Run) -> None:
-    _, printed = run("media_monitoring")
+    with mail_server() as (received, port):
+        _, printed = run("media_monitoring", f"127.0.0.1:{port}")
+        everybody = {"ann@example.org", "bob@example.org", "cyd@example.org"}
+        until(lambda: {mail["To"] for mail in received.mails} == everybody, "mail for everybody")
     assert cells(printed) == [
         ("ann", "energy", "12:01", "Daily", "<em>Solar</em> <em>power</em> is cheaper than ever"),
         ("cyd", "big news", "12:02", "Herald", "Acme recalls its anvils"),

@@ -31,6 +31,16 @@ def test_set_sizes_are_within_their_bounds_as_often_as_promised() -> None:
     assert within >= 0.94 * RUNS
 
 
+def test_sizes_of_intersections_are_within_their_bounds_as_often_as_promised() -> None:
+    """Method: each set has half of its values in common with the one before."""
+    half, within, before = 1_000, 0, sketches.set_of(range(2_000), lg_k=8)
+    for run in range(1, RUNS + 1):
+        now = sketches.set_of(range(run * half, (run + 2) * half), lg_k=8)
+        found = sketches.set_size(sketches.intersection(before, now))
+        within, before = within + (found.low <= half <= found.high), now
+    assert within >= 0.94 * RUNS
+
+
 def test_quantiles_are_within_their_bounds_as_often_as_promised() -> None:
     rng, within = np.random.default_rng(7), 0
     for _ in range(RUNS):

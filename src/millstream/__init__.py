@@ -68,7 +68,14 @@ if TYPE_CHECKING:
         sum,
         top,
     )
-    from millstream.plan.approximate import approx_count, approx_distinct, approx_quantiles, approx_set, approx_top
+    from millstream.plan.approximate import (
+        approx_count,
+        approx_distinct,
+        approx_intersection,
+        approx_quantiles,
+        approx_set,
+        approx_top,
+    )
     from millstream.plan.apps import App, app
     from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
     from millstream.plan.dashboards import dashboard, panel
@@ -154,7 +161,9 @@ _NAMES = {
         "max mean min std stddev stddev_samp sum top"
     ),
     "millstream.plan.apps": "App app",
-    "millstream.plan.approximate": "approx_count approx_distinct approx_quantiles approx_set approx_top",
+    "millstream.plan.approximate": (
+        "approx_count approx_distinct approx_intersection approx_quantiles approx_set approx_top"
+    ),
     "millstream.plan.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
     "millstream.plan.learning": "ewma kmeans seasonal zscore",
@@ -225,6 +234,7 @@ __all__ = [
     "app",
     "approx_count",
     "approx_distinct",
+    "approx_intersection",
     "approx_quantiles",
     "approx_set",
     "approx_top",

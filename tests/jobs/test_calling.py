@@ -37,7 +37,7 @@ def asked_flow() -> ms.Flow:
 @pytest.mark.more
 def test_a_running_job_answers_many_callers_each_once(log: EmbeddedLog, spark: SparkSession) -> None:
     put(log, "scores", [("ann", 1, 0), ("bob", 2, 4)])
-    job = asked_flow().start(broker=log.path)
+    job = asked_flow().start(broker=log.path, key_groups=1)
     try:
         with ms.client("sums", broker=log.path) as client:
             until(lambda: client.call("total", PATIENCE, user="bob", by=5) == [{"total": 2, "tenth": 2.0}], "the rows")
@@ -54,3 +54,6 @@ def test_a_running_job_answers_many_callers_each_once(log: EmbeddedLog, spark: S
         assert sum(job.progress.rows_held.values()) == 4  # the table, and its copy in the join: nothing of requests
     finally:
         job.stop()
+    put(log, "scores", [("ann", 4, 5)])
+    later = asked_flow().run(broker=log.path, until="caught up")  # the state of a job with one stage fits
+    assert sum(later.progress.rows_held.values()) == 4

@@ -35,11 +35,11 @@ def plan_of(flow: ms.Flow) -> PhysicalPlan:
     return PhysicalPlan(flow.check(), 4)
 
 
-def compare(folder: Path, before: ms.Flow, after: ms.Flow, **mapping: str) -> UpgradePlan:
+def compare(folder: Path, before: ms.Flow, after: ms.Flow, groups: int = 4, **mapping: str) -> UpgradePlan:
     """Compares a flow with the job of another one, of which three batches are complete."""
     job = JobFolder(folder / "jobs" / "job", "job")
-    fit = first_fit(plan_of(before))
-    write_document(job.path / DESCRIPTION, asdict(JobDescription("identity", 4, 2, fit.steps)))
+    fit = first_fit(PhysicalPlan(before.check(), groups, one_stage=groups == 1))
+    write_document(job.path / DESCRIPTION, asdict(JobDescription("identity", groups, 2, fit.steps)))
     for batch in range(3):
         complete(job, batch)
     plan = compared(job, plan_of(after), mapping)
@@ -65,6 +65,17 @@ def changes(plan: UpgradePlan) -> list[str]:
 def test_the_same_flow_keeps_everything(tmp_path: Path) -> None:
     plan = compare(tmp_path, flow(), flow())
     assert (changes(plan), plan.dropped) == ([KEEPS], [])
+
+
+def test_steps_of_a_job_with_one_key_group_stay_in_their_stage(tmp_path: Path) -> None:
+    def counted() -> ms.Flow:
+        made = ms.Flow("job")
+        totals = made.read("scores", "user string, n int").group_by("user").agg(total=ms.sum("n"))
+        totals.group_by("total").agg(users=ms.count()).write("out")
+        return made
+
+    plan = compare(tmp_path, counted(), counted(), groups=1)
+    assert (changes(plan), plan.dropped) == ([KEEPS, KEEPS], [])
 
 
 def test_an_added_aggregate_keeps_the_others(tmp_path: Path) -> None:

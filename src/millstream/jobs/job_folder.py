@@ -130,6 +130,7 @@ class JobFolder:
         kept = self.description()
         if kept is None:
             return first_fit(physical_plan)
+        physical_plan = replace(physical_plan, one_stage=kept.groups == 1)
         for name, identity in sources.items():
             if kept.sources.get(name, identity) != identity:
                 raise JobChanged(

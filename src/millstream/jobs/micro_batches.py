@@ -219,7 +219,7 @@ def start(
         cores = spark.sparkContext.defaultParallelism
         before = folder.description()
         groups = before.groups if before else settings.key_groups or max(4, 2 * cores)
-        physical_plan = PhysicalPlan(tuple(outputs), groups)
+        physical_plan = PhysicalPlan(tuple(outputs), groups, one_stage=groups == 1)
         if settings.batch and physical_plan.dataframe_sources:
             streaming = physical_plan.dataframe_sources[0].name
             raise refused(

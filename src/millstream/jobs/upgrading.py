@@ -84,6 +84,7 @@ def compared(folder: JobFolder, physical_plan: PhysicalPlan, mapping: Mapping[st
             where=str(folder.path),
             next_step="submit the new flow instead",
         )
+    physical_plan = replace(physical_plan, one_stage=kept.groups == 1)
     before = {
         name: each for name, each in with_default_slots(kept.steps).items() if int(each[SINCE]) <= progress.started
     }

@@ -50,7 +50,7 @@ class Sketched(Accumulator[plan.Sketched]):
     def _weights(self) -> list[pl.Expr]:
         return [pl.col(WEIGHT)] if self.changing else []
 
-    def _packed(self, columns: Sequence[pl.Series]) -> bytes:
+    def _packed(self, columns: Sequence[pl.Series]) -> bytes | None:
         values, *weights = columns
         if self.aggregate.of_sketches:
             return self.aggregate.merged(values.drop_nulls())
@@ -79,11 +79,16 @@ class Sketched(Accumulator[plan.Sketched]):
 
 
 class Distinct(Sketched):
-    def _packed(self, columns: Sequence[pl.Series]) -> bytes:
+    def _packed(self, columns: Sequence[pl.Series]) -> bytes | None:
         if self.aggregate.of_sketches:
             return super()._packed(columns)
         assert isinstance(self.aggregate, plan.ApproxDistinct)
         return self.aggregate.packed(_plain(deciding(columns[0].drop_nulls(), self.aggregate.size)))
+
+
+class Intersection(Sketched):
+    def _packed(self, columns: Sequence[pl.Series]) -> bytes | None:
+        return self._united(columns)
 
 
 def _once(pack: Callable[[Sequence[pl.Series]], bytes | None], *columns: pl.Expr) -> pl.Expr:
@@ -109,6 +114,7 @@ def _plain(values: pl.Series) -> list[Any]:
 COLUMNS: Mapping[type[Aggregate], type[Columns[Any]]] = {
     plan.ApproxDistinct: Distinct,
     plan.ApproxSet: Sketched,
+    plan.ApproxIntersection: Intersection,
     plan.ApproxQuantiles: Sketched,
     plan.ApproxTop: Sketched,
     plan.ApproxCount: Sketched,

@@ -41,10 +41,11 @@ class Sketched(OfInput):
 
     counts_values: ClassVar[bool] = True
     """Whether `packed` takes each value once with its count, and not an array of all values."""
+    options: ClassVar[tuple[str, ...]] = ("bounds", "sketch", "of_sketches")
     forgets = False
 
     def __str__(self) -> str:
-        options = [name for name in ("bounds", "sketch", "of_sketches") if getattr(self, name)]
+        options = [name for name in self.options if getattr(self, name)]
         return f"{self.kind}({', '.join([self.input, *self._shown(), *(f'{name}=True' for name in options)])})"
 
     def _shown(self) -> list[str]:
@@ -87,7 +88,7 @@ class Sketched(OfInput):
     def over(self, rows: Sequence[Fed]) -> Any:
         return self.result(self._over(rows))
 
-    def _over(self, rows: Sequence[Fed]) -> bytes:
+    def _over(self, rows: Sequence[Fed]) -> bytes | None:
         if self.of_sketches:
             return self.merged(known(rows))
         if not self.counts_values:
@@ -146,6 +147,31 @@ class ApproxSet(Sketched):
 
     def read(self, sketch: bytes) -> bytes:
         return sketch
+
+
+@dataclass(frozen=True)
+class ApproxIntersection(Sketched):
+    """Null for no sketches: what no sets have in common is not known."""
+
+    kind = "approx_intersection"
+    options = ("bounds", "sketch")
+
+    @property
+    def value_type(self) -> pa.DataType:
+        return with_bounds(WHOLE) if self.bounds else WHOLE
+
+    def packed(self, values: Any) -> bytes:
+        raise TypeError(SKETCHES)
+
+    def merged(self, parts: Iterable[bytes]) -> bytes:
+        return sketches.intersection(*parts)
+
+    def _over(self, rows: Sequence[Fed]) -> bytes | None:
+        parts = known(rows)
+        return self.merged(parts) if parts else None
+
+    def read(self, sketch: bytes) -> Any:
+        return _whole(sketches.set_size(sketch), self.bounds)
 
 
 @dataclass(frozen=True)
@@ -272,6 +298,15 @@ def approx_set(expression: str, *, error: float = 0.02, of_sketches: bool = Fals
     """The theta sketch of the different values; `millstream.sketches` has its size, union, intersection, difference."""
     check_error("approx_set", error)
     return ApproxSet(text_of(expression, "approx_set"), False, True, of_sketches, error)
+
+
+def approx_intersection(expression: str, *, bounds: bool = False, sketch: bool = False) -> Aggregate:
+    """About how many values are in all of the sets that `approx_set` has made, such as those of two windows.
+
+    `bounds` gives a struct of the estimate and its bounds, with a confidence of 95 percent. `sketch` gives the theta
+    sketch of the intersection itself.
+    """
+    return ApproxIntersection(text_of(expression, "approx_intersection"), bounds, sketch, True)
 
 
 def approx_quantiles(

@@ -92,6 +92,30 @@ def test_steps_share_a_stage(build: Callable[[Any, Any], Any], stages: list[list
     assert [[by_kind(physical_plan.chain[number].name) for number in stage] for stage in physical_plan.stages] == stages
 
 
+def in_spark_between(one: Any, two: Any) -> Any:
+    counted = one.group_by("user").agg(k=ms.count()).changes()
+    return counted.with_column("of", "format_number(user, 0)").group_by("of").agg(k=ms.sum("k"))
+
+
+@pytest.mark.parametrize(
+    ("build", "stages"),
+    [
+        (with_changed_keys, [["to_table", "join"]]),
+        (on_a_foreign_key, [["to_table", "to_table", "join"]]),
+        (behind_a_function, [["process", "group_by"]]),
+        pytest.param(in_spark_between, [["group_by"], ["group_by"]], marks=pytest.mark.more),
+    ],
+)
+def test_all_steps_share_the_only_key_group_unless_spark_runs_one_between(
+    build: Callable[[Any, Any], Any], stages: list[list[str]]
+) -> None:
+    flow = ms.Flow("stages")
+    one, two = (flow.read(name, ROWS, "at") for name in ("one", "two"))
+    build(one, two).write("out")
+    physical_plan = PhysicalPlan(tuple(flow.outputs), 1, one_stage=True)
+    assert [[by_kind(physical_plan.chain[number].name) for number in stage] for stage in physical_plan.stages] == stages
+
+
 def test_only_used_columns_of_all_rows_are_read() -> None:
     flow = ms.Flow("narrow")
     table = flow.read("one", ROWS, "at").to_table()

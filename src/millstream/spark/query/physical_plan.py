@@ -163,6 +163,8 @@ class PhysicalPlan:
     outputs: tuple[Node, ...]
     groups: int
     """The number of key groups; rows of a key are always in the same one."""
+    one_stage: bool = False
+    """Whether all steps share a stage: only with a single key group, whose rows need not be moved."""
 
     @cached_property
     def order(self) -> list[Node]:
@@ -328,11 +330,18 @@ class PhysicalPlan:
 
     def _keeps_key_group(self, origin: Node, step: Node) -> bool:
         """Whether rows that one step sends to another keep their key, and so their key group."""
+        if self.one_stage:
+            return not self._leaves_for_spark(origin, step)
         if isinstance(origin, nodes.Process):  # its rows are the user's
             return False
         keys = _output_keys(origin)
         inputs = [(side, given) for side, given in enumerate(step.inputs) if origin in self._origins[given]]
         return bool(keys) and all(self._key_after(given, origin) == _input_keys(step, side) for side, given in inputs)
+
+    def _leaves_for_spark(self, origin: Node, step: Node) -> bool:
+        """Whether rows that one step sends to another go through Spark's own engine on the way."""
+        before = in_order(step.inputs)
+        return any(origin in self._origins[node] for node in before if node in self.in_spark)
 
     def _key_after(self, node: Node, origin: Node) -> tuple[str, ...] | None:
         """The names of an origin's key columns after further steps; None if unknown."""

@@ -220,7 +220,7 @@ def start(
         check_kept(folder, PhysicalPlan(tuple(outputs), 1), identities)
         display.phase("checking the outputs")
         claims = opening.enter_context(OutputClaims(name, folder, outputs, log))
-        claims.settle(newest_batches(folder))
+        claims.check(newest_batches(folder))
         spark = session_of(settings, name, display, stop)
         outputs = as_files(outputs, folder.path)
         cores = spark.sparkContext.defaultParallelism
@@ -235,6 +235,7 @@ def start(
             )
         ship_modules(spark, modules(physical_plan.order))
         check_workers(spark, needs_of(physical_plan, broker, folder.path))
+        claims.settle(newest_batches(folder))
         partitions_kept = before.partitions if before else min(cores, groups)
         kept = folder.settle(physical_plan, partitions_kept, identities, STAGES_OF_APP if flows else 0)
         write_plan(folder.path, name, physical_plan, kept.partitions, waiting)

@@ -58,6 +58,13 @@ class OutputClaims:
 
     # ------------------------------------------------------------ a job starts
 
+    def check(self, newest: NewestBatches) -> None:
+        """Refuses outputs of other runs, and claims none: before Spark has started, the job may still not run."""
+        self._newest = newest
+        for name in self._keepers:
+            with suppress(SinkUnavailable):
+                self._look_up(name)
+
     def settle(self, newest: NewestBatches) -> None:
         """Refuses outputs of other runs and claims the rest. Nothing is written until all are checked."""
         self._settle(list(self._keepers), newest)

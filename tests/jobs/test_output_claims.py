@@ -213,10 +213,10 @@ def test_a_batch_run_leaves_its_outputs_to_the_next(log: EmbeddedLog, tmp_path: 
         assert len(sqlite_rows(tmp_path / "rows.db", "n", "rows")) == count * len(ROWS)
 
 
-def test_a_job_whose_master_is_away_leaves_its_outputs_to_others(log: EmbeddedLog) -> None:
-    for name in ("one", "two"):
-        flow = ms.Flow(name)
-        scores(flow).write("rows")
+def test_a_job_whose_master_is_away_leaves_its_outputs_to_others(log: EmbeddedLog, tmp_path: Path) -> None:
+    flow = ms.Flow("copied")
+    scores(flow).write("rows")
+    for folder in ("one", "two"):
         with pytest.raises(MillstreamError) as raised:
-            flow.run(broker=log.path, master=NOWHERE, until=CAUGHT_UP, progress="none")
+            flow.run(broker=log.path, folder=tmp_path / folder, master=NOWHERE, until=CAUGHT_UP, progress="none")
         assert not isinstance(raised.value, OutputMismatch)

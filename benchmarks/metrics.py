@@ -5,6 +5,10 @@ them one after the other, in changing order. What is compared is the CPU time of
 workers. It does not contain what other work on the machine takes. The figures are medians over all rounds of the ratio
 within a round; the smallest and the largest ratio are printed, too.
 
+That ratio varies by a tenth where other work runs. So the CPU time of what only metrics need, and only events, is also
+measured in the driver, thread by thread, and compared with that of the whole run. Counting the rows of each step in the
+tasks, an addition per step and frame, is not part of it.
+
 An app of 50 small flows over one topic is compared with an app of one: the ratio is that of their median batch times.
 
 In a running app a flow is removed and added again while rows come. The pause is the longest time between two results of
@@ -20,6 +24,8 @@ import statistics
 import tempfile
 import threading
 import time
+from collections.abc import Callable
+from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +35,9 @@ import psutil
 import pyarrow as pa
 
 import millstream as ms
+from millstream.jobs.batch_events import BatchEvents
+from millstream.jobs.job_metrics import JobMetrics
+from millstream.jobs.sampling import Sampler
 from millstream.spark.session.start import session
 
 SCHEMA = "key long, value long, at timestamp"
@@ -161,6 +170,40 @@ def cpu_ratios(broker: Path, rounds: int, batch_rows: int) -> dict[str, list[flo
     return found
 
 
+WORK: dict[str, list[tuple[type, str]]] = {
+    "metrics": [(Sampler, "sample"), (JobMetrics, "observe"), (JobMetrics, "ended")],
+    "events": [(BatchEvents, "record"), (BatchEvents, "_run")],
+}
+
+
+def shares_in_driver(broker: Path, runs: int, batch_rows: int) -> dict[str, float]:
+    """The median share of the CPU time of a run that the driver takes for metrics, and for events."""
+    spent: dict[str, float] = {}
+
+    def timed(kind: str, work: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*given: Any, **named: Any) -> Any:
+            began = time.thread_time()
+            try:
+                return work(*given, **named)
+            finally:
+                spent[kind] = spent.get(kind, 0.0) + time.thread_time() - began
+
+        return run
+
+    found: dict[str, list[float]] = {kind: [] for kind in WORK}
+    with ExitStack() as patched:
+        for kind, places in WORK.items():
+            for owner, name in places:
+                patched.callback(setattr, owner, name, getattr(owner, name))
+                setattr(owner, name, timed(kind, getattr(owner, name)))
+        for number in range(runs):
+            spent.clear()
+            whole = cpu_of_run(broker, f"shares-{number}", batch_rows)
+            for kind in WORK:
+                found[kind].append(spent[kind] / whole)
+    return {f"cpu_share_of_{kind}_in_driver": round(statistics.median(each), 4) for kind, each in found.items()}
+
+
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__)
     options.add_argument("--quick", action="store_true", help="fewer rounds and rows, within a minute")
@@ -174,6 +217,7 @@ def main() -> None:
         for number in range(1 if quick else 3):
             cpu_of_run(scratch / "log", f"warming-{number}", batch_rows)
         ratios = cpu_ratios(scratch / "log", rounds, batch_rows)
+        shares = shares_in_driver(scratch / "log", rounds, batch_rows)
         many = batch_time_of_app(scratch / "log", "app-many", FLOWS, *app_batches)
         one = batch_time_of_app(scratch / "log", "app-one", 1, *app_batches)
         print(f"an app of {FLOWS} flows: {many * 1000:.1f} ms a batch, of one: {one * 1000:.1f} ms", flush=True)
@@ -184,6 +228,7 @@ def main() -> None:
             "ratio_min": round(min(without), 3),
             "ratio_max": round(max(without), 3),
             "speed_with_events_vs_without": round(statistics.median(ratios["no events"]), 3),
+            **shares,
             f"time_{FLOWS}_flows_vs_1": round(many / one, 2),
             "flows_bar": FLOWS_BAR,
             **{name: round(value, 2) for name, value in paused.items()},

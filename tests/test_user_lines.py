@@ -9,7 +9,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.user_lines import STANDARD_LIBRARY, users_line
+from millstream.user_lines import STANDARD_LIBRARY, users_line, what_exists
 
 
 def test_a_way_to_show_progress_that_does_not_exist_is_named_with_the_users_line() -> None:
@@ -33,3 +33,8 @@ def test_only_the_users_frames_count() -> None:
         pass
     assert (found[0] or "").startswith(f"{__file__}:")
     assert contextmanager.__code__.co_filename.startswith(STANDARD_LIBRARY)
+
+
+def test_what_exists_where_there_is_nothing() -> None:
+    assert what_exists("a", [], kind="savepoints") == "there are no savepoints"
+    assert what_exists("colum", ["column"]) == "did you mean 'column'? columns that exist: column"

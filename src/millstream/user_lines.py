@@ -51,6 +51,8 @@ class AtUsersLine:
 def what_exists(wanted: object, known: Iterable[str], *, kind: str = "columns") -> str:
     """The next step after a wrong name: a similar one, and all that exist."""
     names = list(known)
+    if not names:
+        return f"there are no {kind}"
     lower = {name.lower(): name for name in reversed(names)}
     near = [lower[key] for key in get_close_matches(str(wanted).lower(), lower, 1)]
     hint = f"did you mean '{near[0]}'? " if near else ""

@@ -12,6 +12,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 import pytest
+from pyspark.sql import SparkSession
 
 import millstream as ms
 from millstream.connectors.catalog import jobs_folder
@@ -23,9 +24,11 @@ from millstream.jobs.job_folder import DESCRIPTION, JobDescription, JobFolder
 from millstream.jobs.owed_batches import OwedBatches
 from millstream.jobs.plan_document import read_plan
 from millstream.jobs.savepoints import _refuse_failed_flows
+from millstream.jobs.state_rows import state_of
 from millstream.local import Local
 from millstream.log import EmbeddedLog
 from millstream.log.disk import write_document
+from millstream.plan.apps import flow_of
 from millstream.plan.bundles import BEGINNING, Bundle, Row, micros
 from millstream.plan.nodes import Read, Write
 from millstream.plan.walking import in_order
@@ -87,20 +90,26 @@ class Shaky:
 
 
 @pytest.mark.more
-@pytest.mark.usefixtures("spark")
-def test_a_flow_fails_alone_and_others_are_added_and_removed(log: EmbeddedLog, app: ms.App, tmp_path: Path) -> None:
+def test_a_flow_fails_alone_and_others_are_added_and_removed(
+    log: EmbeddedLog, app: ms.App, tmp_path: Path, spark: SparkSession
+) -> None:
     fails = tmp_path / "fails"
     app.add(passed_on("shaky", Shaky(fails)))
     put(log, "scores", batch(0, 5))
     job = app.start(broker=log.path, key_groups=2)
     try:
         until(lambda: numbers(log, "rows.shaky") == list(range(5)), "the first rows")
+        queries = [(each.id, each.runId) for each in spark.streams.active]
+        app.add(totals("added"))
+        app.remove("plain")
+        app.add(passed_on("plain"))
+        assert [(each.id, each.runId) for each in spark.streams.active] == queries, "the others were not stopped"
         fails.touch()
         put(log, "scores", batch(5, 8))
         until(lambda: numbers(log, "rows.plain") == list(range(8)), "rows of the flow that works")
-        until(lambda: job.flows[-1].failures > 0, "the failure")
-        assert "not today" in str(job.flows[-1].reason)
-        assert [each.state for each in job.flows[:2]] == [FlowState.RUNNING] * 2
+        until(lambda: {each.name: each for each in job.flows}["shaky"].failures > 0, "the failure")
+        assert "not today" in str({each.name: each for each in job.flows}["shaky"].reason)
+        assert {each.name for each in job.flows if each.state is FlowState.RUNNING} == {"plain", "sums", "added"}
         fails.unlink()
         app.add(totals("late"))
         with pytest.raises(JobChanged, match="2 shuffles"):
@@ -112,17 +121,25 @@ def test_a_flow_fails_alone_and_others_are_added_and_removed(log: EmbeddedLog, a
     finally:
         job.stop()
     assert numbers(log, "rows.plain") == list(range(8))
-    assert [each["name"] for each in read_flows(job.folder.path)] == ["sums", "shaky", "late"]
+    assert {each["name"] for each in read_flows(job.folder.path)} == {"sums", "shaky", "late", "added"}
+    description = job.folder.description()
+    assert description is not None
+    states = [state_of(job.folder, step, {})["tables"] for step in description.steps if flow_of(step) != "late"]
+    held = [sorted(map(repr, state["windows"])) for state in states]
+    assert held[0] == held[1]
+    assert [len(each) for each in held] == [2, 2]
     put(log, "scores", batch(21, 32))
     # A changed file: another order, and the flow that was removed, which continues.
     changed = ms.app(
-        [totals("late"), passed_on("plain"), totals("sums"), passed_on("shaky", Shaky(fails))], name="both"
+        [totals("late"), passed_on("plain"), totals("sums"), passed_on("shaky", Shaky(fails)), totals("added")],
+        name="both",
     )
     job = changed.run(broker=log.path, until=CAUGHT_UP, progress="none")
     assert {each.state for each in job.flows} == {FlowState.STOPPED}
     assert numbers(log, "rows.plain") == numbers(log, "rows.shaky") == list(range(32))
     expected = [("ann", 0.0, sum(range(10))), ("ann", 10.0, sum(range(10, 20)))]
-    assert seconds(read(log, "totals.sums")) == seconds(read(log, "totals.late")) == expected
+    sent = [seconds(read(log, f"totals.{name}")) for name in ("sums", "late", "added")]
+    assert sent == [expected] * 3
 
 
 @pytest.mark.more

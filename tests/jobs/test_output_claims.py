@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 import millstream as ms
 from millstream.cli.app import app
-from millstream.errors import DamagedState, NotFound, OutputMismatch, StartOverRefused
+from millstream.errors import DamagedState, MillstreamError, NotFound, OutputMismatch, StartOverRefused
 from millstream.log import EmbeddedLog
 
 from .support import CAUGHT_UP, SCHEMA, Triple, per_user, put, read, scores, seconds, sqlite_rows, unweighted
@@ -211,3 +211,12 @@ def test_a_batch_run_leaves_its_outputs_to_the_next(log: EmbeddedLog, tmp_path: 
         scores(flow).select("n").write(ms.sqlite(tmp_path / "rows.db", "rows"))
         flow.run(broker=log.path, batch=True, progress="none")
         assert len(sqlite_rows(tmp_path / "rows.db", "n", "rows")) == count * len(ROWS)
+
+
+def test_a_job_whose_master_is_away_leaves_its_outputs_to_others(log: EmbeddedLog, tmp_path: Path) -> None:
+    flow = ms.Flow("copied")
+    scores(flow).write("rows")
+    for folder in ("one", "two"):
+        with pytest.raises(MillstreamError) as raised:
+            flow.run(broker=log.path, folder=tmp_path / folder, master=NOWHERE, until=CAUGHT_UP, progress="none")
+        assert not isinstance(raised.value, OutputMismatch)

@@ -61,7 +61,7 @@ def test_nothing_is_left_beside_spark(log: EmbeddedLog) -> None:
     log.create_topic("pairs", schema=SCHEMA)
     put(log, "pairs", [("ann", 1, 0.0)])
     job = flow_of().run(broker=log.path, until=CAUGHT_UP)
-    beside = job._shipment.folder / FOLDER  # type: ignore[attr-defined]
+    beside = job.parts.shipment.folder / FOLDER  # type: ignore[attr-defined]
     assert list(beside.glob("*")) == []
     (beside / "dead0000-1-2").mkdir(parents=True)
     put(log, "pairs", [("ann", 3, 1.0)])

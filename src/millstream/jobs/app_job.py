@@ -1,12 +1,12 @@
 """A running app: one query for all of its flows, which is started again without a flow that fails.
 
-    a flow fails        its batch is repeated without it, and it is started again after a pause, or given up
-    a flow is added     the current batch ends, and the next one includes it
+    a flow fails        another query repeats its batch without it; it is added again after a pause, or given up
+    a flow is added     the query goes on: the next batch that is planned includes it
     a flow is removed   the same, without it
-    many changes        between two of them a batch of all flows is started, if there are rows for it
 
-A query starts again in the same Spark session, on the same checkpoint. State and positions of all flows are in there,
-also of those that do not run, so none loses anything.
+What the running query cannot take in, such as a DataFrame, needs another one: the current batch ends, and the next one
+is that of a new query. It starts in the same Spark session, on the same checkpoint. That has the state and positions of
+all flows, also of those that do not run, so none loses anything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from queue import Empty, SimpleQueue
 
 from millstream import terminal
 from millstream.errors import InvalidInput, MillstreamError, StepFailed
-from millstream.jobs import micro_batches
+from millstream.jobs import micro_batches, plan_changing
 from millstream.jobs.app_flows import AppFlow, AppFlows, FlowState
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
@@ -232,15 +232,30 @@ class AppJob(Job):
                     raise
 
     def _start(self, names: Iterable[str], flows: Flows | None = None) -> None:
-        chosen = set(names)
-        every = flows or self._flows
-        app = App([flow for flow in every if flow.name in chosen], name=self._app.name)
-        waiting = [output for output in App(every, name=self._app.name).check() if flow_of(output.name) not in chosen]
+        app, waiting = self._chosen(names, flows)
         stop = StopRequest(handles_signals=False)
         self._batches_before, self._started_at = self.folder.newest_batches(), time.monotonic()
         job = micro_batches.start(app, self._settings, Display(), stop, self.progress, waiting)
         self._running = self._last = job
         self._query, self.recent = job._query, job.recent
+
+    def _chosen(self, names: Iterable[str], flows: Flows | None) -> tuple[App, list[Write]]:
+        """An app of these flows, and the outputs of the others."""
+        chosen = set(names)
+        every = flows or self._flows
+        app = App([flow for flow in every if flow.name in chosen], name=self._app.name)
+        outputs = App(every, name=self._app.name).check()
+        return app, [output for output in outputs if flow_of(output.name) not in chosen]
+
+    def _change(self, names: Sequence[str], flows: Flows | None = None) -> bool:
+        """Lets the running query go on with these flows. False: another query is needed."""
+        running = self._running
+        if running is None or running.failed_flows or not names:
+            return False
+        app, waiting = self._chosen(names, flows)
+        has_changed = plan_changing.change(running, app, self._settings, waiting, self._stops.is_set)
+        self.recent = running.recent
+        return has_changed
 
     def _stop_running(self) -> None:
         """Stops the query after its current batch, however long that takes, unless the app is to stop."""
@@ -255,16 +270,30 @@ class AppJob(Job):
         self._note_sinks(running)
 
     def _try_again(self, due: Sequence[str]) -> None:
-        self._stop_running()
         try:
-            self._start([*self._states.of_state(FlowState.RUNNING), *due])
+            has_changed = self._change([*self._states.of_state(FlowState.RUNNING), *due])
+            if not has_changed:
+                self._stop_running()
         except MillstreamError as error:
-            blamed = flow_of(error.step or "")
-            for name in [blamed] if blamed in due else due:
-                self._note_failure(name, error)
-            self._start_those_that_run()
+            if self._running is None and flow_of(error.step or "") not in due:
+                raise
+            self._note_start_failed(due, error)
+            return
+        try:
+            if not has_changed:
+                self._start([*self._states.of_state(FlowState.RUNNING), *due])
+        except MillstreamError as error:
+            self._note_start_failed(due, error)
         else:
             self._states.note_started(due)
+
+    def _note_start_failed(self, due: Sequence[str], error: MillstreamError) -> None:
+        """Flows could not be started again; the others go on."""
+        blamed = flow_of(error.step or "")
+        for name in [blamed] if blamed in due else due:
+            self._note_failure(name, error)
+        if self._running is None:
+            self._start_those_that_run()
 
     def _raise_given_up(self) -> None:
         """A bounded run ends; what did not complete is an error."""
@@ -304,17 +333,26 @@ class AppJob(Job):
         going_on = [name for name in self._states.of_state(FlowState.RUNNING) if name in names]
         together = App([flow for flow in flows if flow.name in {*going_on, *added}] or flows, name=self._app.name)
         self.folder.check(PhysicalPlan(together.check(), 1), {})  # refuses what does not fit while the others run
-        self._stop_running()
-        going_on = [name for name in self._states.of_state(FlowState.RUNNING) if name in names]
         try:
-            if going_on or added:
-                self._start([*going_on, *added], flows)
+            if not self._change([*going_on, *added], flows):
+                self._exchange(added, flows)
         except MillstreamError:
-            self._start_those_that_run()
+            if self._running is None and not self._stops.is_set():
+                self._start_those_that_run()
             raise
         self._flows = flows
         self._states.keep(names)
         self._states.note_started(added)
+
+    def _exchange(self, added: Sequence[str], flows: Flows) -> None:
+        """Starts another query, after the current batch."""
+        self._stop_running()
+        if self._stops.is_set():
+            raise _over(self.name)
+        names = {flow.name for flow in flows}
+        going_on = [name for name in self._states.of_state(FlowState.RUNNING) if name in names]
+        if going_on or added:
+            self._start([*going_on, *added], flows)
 
     def _refuse_changes(self) -> None:
         with suppress(Empty):

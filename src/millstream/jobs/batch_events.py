@@ -27,9 +27,9 @@ from millstream.jobs.batch_event import (
 )
 from millstream.jobs.checkpoint import Checkpoint
 from millstream.jobs.job_folder import JobFolder
-from millstream.jobs.job_metrics import JobMetrics
+from millstream.jobs.job_metrics import JobMetrics, plan_of
 from millstream.log import Broker, Producer
-from millstream.metrics.samples import StepSample
+from millstream.metrics.samples import StepPlan, StepSample
 from millstream.plan.nodes import Node, Read, Write
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.task_messages import Report, RowsReport, SourceReport, StepReport
@@ -51,6 +51,15 @@ logger = terminal.logger(__name__)
 
 
 @dataclass(frozen=True)
+class EventPlan:
+    """The plan of some batches."""
+
+    physical_plan: PhysicalPlan
+    digest: str
+    steps: Mapping[str, StepPlan]
+
+
+@dataclass(frozen=True)
 class Done:
     """What the driver knows of a batch when it is written."""
 
@@ -62,6 +71,7 @@ class Done:
     rows: Mapping[str, StepSample]
     """By step, since the start of the run."""
     places: Mapping[str, Mapping[str, tuple[int, int]]]
+    plan: EventPlan
 
 
 @dataclass
@@ -81,12 +91,17 @@ class BatchEvents:
 
     def __post_init__(self) -> None:
         self._topic = events_topic(self.folder)
-        self._plan = plan_hash(self.physical_plan)
+        self.change(self.physical_plan)
         self._complete = self.folder.newest_batches()[1]
         self._before: Mapping[str, StepSample] = {}
         self._ticks: list[BatchEvent] = []
         self._thread = threading.Thread(target=self._run, name="millstream-provenance", daemon=True)
         self._thread.start()
+
+    def change(self, physical_plan: PhysicalPlan) -> None:
+        """The batches that are recorded from now on have this plan."""
+        steps = {each.name: each for each in plan_of(physical_plan)}
+        self._plan = EventPlan(physical_plan, plan_hash(physical_plan), steps)
 
     def record(
         self,
@@ -100,7 +115,8 @@ class BatchEvents:
         if not self._thread.is_alive():
             return
         places = {output.name: sink.take_places() for output, sink in sinks.items()}
-        done = Done(number, spark_number, time.time(), reports, self.metrics.counts(written), places)
+        rows = self.metrics.counts(written)
+        done = Done(number, spark_number, time.time(), reports, rows, places, self._plan)
         try:
             self._waiting.put_nowait(done)
         except queue.Full:
@@ -186,18 +202,16 @@ class BatchEvents:
             source: {name: read.get(source, {}).get(name, offset) for name, offset in own.items()}
             for source, own in end["sources"].items()
         }
-        before, self._before = self._before, done.rows
+        before, self._before = self._before, {**self._before, **done.rows}  # a step that is away may come back
         steps = {
-            node.name: self._figures(node, done.rows[node.name], before.get(node.name, StepSample(0, 0)), done.places)
-            for node in self.physical_plan.order
+            node.name: self._figures(node, done, before.get(node.name, StepSample(0, 0)))
+            for node in done.plan.physical_plan.order
         }
         made = _event(self.run, done.number, done.at, starts, end)
-        return msgspec.structs.replace(made, plan=self._plan, steps=steps, tasks=tuple(self._tasks(done.reports)))
+        return msgspec.structs.replace(made, plan=done.plan.digest, steps=steps, tasks=tuple(_tasks(done)))
 
-    def _figures(
-        self, node: Node, now: StepSample, before: StepSample, places: Mapping[str, Mapping[str, tuple[int, int]]]
-    ) -> StepFigures:
-        plan = self.metrics.step(node.name)
+    def _figures(self, node: Node, done: Done, before: StepSample) -> StepFigures:
+        now, plan = done.rows[node.name], done.plan.steps[node.name]
         target = str(node.source) if isinstance(node, Read) else str(node.sink) if isinstance(node, Write) else None
         is_counted = self.counts_rows or target is not None
         return StepFigures(
@@ -208,18 +222,8 @@ class BatchEvents:
             now.rows_dead - before.rows_dead,
             target,
             plan.topic,
-            dict(places.get(node.name, {})),
+            dict(done.places.get(node.name, {})),
         )
-
-    def _tasks(self, reports: Sequence[tuple[int, Report]]) -> Iterator[TaskFigures]:
-        sources = {node.name for node in self.physical_plan.order if isinstance(node, Read)}
-        found: dict[tuple[str, int], TaskFigures] = {}
-        for number, report in reports:
-            match report:
-                case SourceReport(source=step) | StepReport(step=step) | RowsReport(origin=step):
-                    task = number & (TASK_MASK if step in sources else GROUP_MASK)
-                    found[step, task] = _added(found.get((step, task), TaskFigures(step, task)), report)
-        return (each for each in found.values() if each != TaskFigures(each.step, each.task))
 
     def _add(self, producer: Producer, event: BatchEvent) -> None:
         """Sends an event, unless nothing happened: such batches are part of the next event."""
@@ -239,6 +243,17 @@ class BatchEvents:
 
     def _send(self, producer: Producer, event: BatchEvent) -> None:
         producer.send(self._topic, to_bytes(event))
+
+
+def _tasks(done: Done) -> Iterator[TaskFigures]:
+    sources = {node.name for node in done.plan.physical_plan.order if isinstance(node, Read)}
+    found: dict[tuple[str, int], TaskFigures] = {}
+    for number, report in done.reports:
+        match report:
+            case SourceReport(source=step) | StepReport(step=step) | RowsReport(origin=step):
+                task = number & (TASK_MASK if step in sources else GROUP_MASK)
+                found[step, task] = _added(found.get((step, task), TaskFigures(step, task)), report)
+    return (each for each in found.values() if each != TaskFigures(each.step, each.task))
 
 
 def _event(run: str, batch: int, at: float, starts: Mapping[str, Offsets] | None, end: Mapping[str, Any]) -> BatchEvent:

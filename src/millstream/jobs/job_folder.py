@@ -63,6 +63,8 @@ class JobDescription:
     """Steps that were dropped by an upgrade: their slots are not used again."""
     evolved: list[str] = field(default_factory=list)
     """Steps whose state may have been stored with fewer or narrower columns, before an upgrade."""
+    shares_states: bool = False
+    """Whether all slots of a stage share two states of Spark, so that steps can be added while it runs."""
 
     @property
     def stages_kept(self) -> int:
@@ -154,10 +156,12 @@ class JobFolder:
     ) -> JobDescription:
         """Saves and returns the description that the job continues with, or starts with if it has none yet.
 
-        It starts with at least this many `stages`.
+        It starts with at least this many `stages`, which share states if they are given.
         """
         fit = self.check(physical_plan, sources)
-        kept = self.description() or JobDescription(uuid.uuid4().hex, physical_plan.groups, partitions, stages=stages)
+        kept = self.description() or JobDescription(
+            uuid.uuid4().hex, physical_plan.groups, partitions, stages=stages, shares_states=stages > 0
+        )
         topics = {each.name: each.sink.broker_topic for each in physical_plan.outputs if isinstance(each, Write)}
         written = {name: topic for name, topic in topics.items() if topic is not None}
         kept = replace(kept, steps=fit.steps, sources=kept.sources | sources, written=written)

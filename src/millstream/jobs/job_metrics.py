@@ -61,6 +61,14 @@ class JobMetrics:
     def plan(self) -> list[StepPlan]:
         return list(self._plan.values())
 
+    def change(self, physical_plan: PhysicalPlan) -> None:
+        """The batches that are observed from now on have this plan. Steps that stay go on counting."""
+        with self._lock:
+            self._physical_plan = physical_plan
+            self._plan = {each.name: each for each in plan_of(physical_plan)}
+            self._reached = {name: each for name, each in self._reached.items() if name in self._plan}
+            self._partitions = {place: each for place, each in self._partitions.items() if place[0] in self._plan}
+
     def remember(self, partitions: Iterable[PartitionSample]) -> None:
         """Continues with the partitions of sources that earlier runs knew."""
         with self._lock:
@@ -114,9 +122,6 @@ class JobMetrics:
 
     # ------------------------------------------------------------ read by the sampler, and by events
 
-    def step(self, name: str) -> StepPlan:
-        return self._plan[name]
-
     def counts(self, written: Mapping[str, int]) -> dict[str, StepSample]:
         """The rows of each step since the start of the run."""
         made: dict[str, StepSample] = {}
@@ -153,6 +158,8 @@ class JobMetrics:
         self, now: float, ends: Mapping[tuple[str, str], int], waiting_since: Mapping[tuple[str, str], float]
     ) -> list[PartitionSample]:
         for place, end in ends.items():
+            if place[0] not in self._plan:
+                continue  # asked for before the plan changed
             before = self._partitions.get(place, PartitionSample(*place, seen_at=now))
             since = waiting_since.get(place)
             self._partitions[place] = replace(before, end=end, lag_s=0.0 if since is None else max(0.0, now - since))

@@ -7,21 +7,19 @@ import pickle
 import shutil
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millstream import terminal
+from millstream import secrets, terminal
 from millstream.connectors.catalog import jobs_folder, remember
-from millstream.connectors.opening import connector_errors, open_sink, open_source
+from millstream.connectors.opening import open_sink
 from millstream.connectors.sink import Preparer, Sink
 from millstream.connectors.source import Offsets
 from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
@@ -29,20 +27,20 @@ from millstream.jobs.app_rewinds import settle_rewinds
 from millstream.jobs.ask_topics import prepare_topics
 from millstream.jobs.batch_events import BatchEvents
 from millstream.jobs.broker_address import address_of
-from millstream.jobs.current_state import CurrentState
+from millstream.jobs.checked_sources import check_sources
 from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import RUNS, SINKS, JobDescription, JobFolder, claim_runs
 from millstream.jobs.job_progress import Progress
 from millstream.jobs.kept_steps import notice_of, resting_slots, slots_of
 from millstream.jobs.modes import refuse_after_real_time
-from millstream.jobs.notices import Notices, warn_of_bad_records
+from millstream.jobs.notices import Notices
 from millstream.jobs.notices import logger as job_logger
 from millstream.jobs.output_claims import OutputClaims
 from millstream.jobs.outputs import Outputs, Stopped
 from millstream.jobs.plan_document import write_plan
+from millstream.jobs.plan_parts import PlanParts
 from millstream.jobs.questions import Questions
-from millstream.jobs.recent_rows import RecentRows
 from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, newest_batches, unusable
 from millstream.jobs.result_topics import keys_of, partitions_of
@@ -51,23 +49,20 @@ from millstream.jobs.start_over import restart, starts_over
 from millstream.jobs.starting_spark import session_of, spark_log
 from millstream.jobs.stop_request import StopRequest
 from millstream.jobs.swapping import complete_swap
-from millstream.jobs.topic_lag import TopicLag
-from millstream.log import EmbeddedLog, connect
+from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.apps import flow_of
-from millstream.plan.bad_rows import listened_to
 from millstream.plan.flow import Flow
-from millstream.plan.nodes import Read, Write
+from millstream.plan.nodes import Write
 from millstream.plan.run_settings import CAUGHT_UP, Settings, refused
 from millstream.private_files import make_folders
-from millstream.records import Schema
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
-from millstream.spark.query.failing_rows import FailingRows
 from millstream.spark.query.job_feed import STOP, JobFeed
 from millstream.spark.query.lost_records import with_on_lost
 from millstream.spark.query.opened_sources import opened
 from millstream.spark.query.past_rows import LogPlace
 from millstream.spark.query.physical_plan import PhysicalPlan
+from millstream.spark.query.plan_changes import ChangingFeed
 from millstream.spark.query.state_runner import Shipment
 from millstream.spark.query_failures import of_query
 from millstream.spark.session.shipping import check_workers, needs_of, ship_modules
@@ -82,6 +77,24 @@ STAGES_OF_APP = 1
 logger = terminal.logger(__name__)
 
 
+@dataclass
+class OpenQuery:
+    """What a running query has beside its plan."""
+
+    log: Broker
+    broker: str
+    kept: JobDescription
+    claims: OutputClaims
+    outputs: Outputs
+    sampler: Sampler
+    events: BatchEvents | None
+    questions: Questions
+    sinks: dict[str, Sink]
+    """By output; those that are open when the job ends are closed."""
+    delivered: Mapping[str, str]
+    """What was in the environment of its workers when it started."""
+
+
 class MicroBatchJob(Job):
     """A flow in micro-batches. Results are written exactly once."""
 
@@ -93,37 +106,34 @@ class MicroBatchJob(Job):
         query: StreamingQuery,
         closing: ExitStack,
         *,
-        lag: TopicLag,
-        outputs: Outputs,
+        parts: PlanParts,
+        opened: OpenQuery,
         notices: Notices | None,
-        shipment: Shipment,
-        recent: RecentRows,
-        sampler: Sampler,
     ) -> None:
-        """`notices` is set for a bounded run; `shipment` marks the failures of this run in Spark's errors."""
+        """`notices` is set for a bounded run. `parts` are replaced when the plan changes."""
         super().__init__(name, folder, progress, query, closing)
-        self._lag = lag
-        self._outputs = outputs
+        self.opened = opened
         self._notices = notices
-        self._shipment = shipment
-        self.recent = recent
-        self._sampler = sampler
+        self.take(parts)
+
+    def take(self, parts: PlanParts) -> None:
+        self.parts, self.recent, self.current_state = parts, parts.recent, parts.current
 
     @property
     def outputs(self) -> tuple[Write, ...]:
-        return tuple(output for output in self._shipment.physical_plan.outputs if isinstance(output, Write))
+        return self.parts.outputs
 
     @property
     def failed_flows(self) -> Mapping[str, MillstreamError]:
         """By flow of an app, why its outputs could not be written. Its batches are kept."""
-        return self._outputs.failed_flows
+        return self.opened.outputs.failed_flows
 
     def lag(self) -> int:
-        return self._lag.rows()
+        return self.parts.lag.rows()
 
     def _take_sample(self) -> None:
         if self.is_running:
-            self._sampler.sample()
+            self.opened.sampler.sample()
 
     def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
         if not self._query.isActive:
@@ -156,13 +166,13 @@ class MicroBatchJob(Job):
     def _finish(self) -> None:
         with self._closing:
             error = self._query.exception()
-        failure = self._outputs.failure
+        failure = self.opened.outputs.failure
         if isinstance(failure, Stopped):
             return
         if failure is not None:
-            raise _failed(self.folder, failure, self._shipment) from failure
+            raise _failed(self.folder, failure, self.parts.shipment) from failure
         if error is not None:
-            raise _failed(self.folder, error, self._shipment)
+            raise _failed(self.folder, error, self.parts.shipment)
         if self._notices is not None:
             self._notices.end(self.progress.watermarks, self.progress.rows_read)
 
@@ -179,10 +189,7 @@ def start(
 
     `progress` continues that of an earlier one. `waiting` has the outputs of an app that do not run now.
     """
-    outputs = flow.check()
-    name = flow.name
-    if settings.on_lost is not None:
-        outputs = with_on_lost(outputs, settings.on_lost)
+    outputs, name = configured(flow, settings), flow.name
     if settings.into is not None:
         outputs, name = renamed(outputs, settings.into), f"{flow.name}.{settings.into}"
     if settings.batch:
@@ -205,15 +212,15 @@ def start(
             settle_rewinds(folder, flows)
         prepare_topics(flow.asks.values(), log)
         display.phase("checking the sources")
-        topics = _check_sources(outputs, broker, folder)
+        topics = check_sources(outputs, broker, folder)
         identities = {source: topic.identity for source, topic in topics.items()}
         partitions = {source: topic.partitions for source, topic in topics.items()}
         if is_new:
             restart(outputs, folder, log, settings, display)
-        _check_kept(folder, PhysicalPlan(tuple(outputs), 1), identities)
+        check_kept(folder, PhysicalPlan(tuple(outputs), 1), identities)
         display.phase("checking the outputs")
         claims = opening.enter_context(OutputClaims(name, folder, outputs, log))
-        claims.settle(newest_batches(folder))
+        claims.check(newest_batches(folder))
         spark = session_of(settings, name, display, stop)
         outputs = as_files(outputs, folder.path)
         cores = spark.sparkContext.defaultParallelism
@@ -228,15 +235,17 @@ def start(
             )
         ship_modules(spark, modules(physical_plan.order))
         check_workers(spark, needs_of(physical_plan, broker, folder.path))
+        claims.settle(newest_batches(folder))
         partitions_kept = before.partitions if before else min(cores, groups)
         kept = folder.settle(physical_plan, partitions_kept, identities, STAGES_OF_APP if flows else 0)
         write_plan(folder.path, name, physical_plan, kept.partitions, waiting)
         claim_runs(kept.identity, folder.path)
         progress = progress or Progress()
-        sinks = {}
+        open_sinks: dict[str, Sink] = {}
+        opening.callback(close_all, open_sinks)
         for output in outputs:
-            sinks[output] = _opened_sink(output, name, log, folder, partitions_of(output, partitions))
-            opening.callback(sinks[output].close)
+            open_sinks[output.name] = opened_sink(output, name, log, folder, partitions_of(output, partitions))
+        sinks = {output: open_sinks[output.name] for output in outputs}
         claims.record()
         feed = _feed(
             spark,
@@ -250,25 +259,21 @@ def start(
         remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
         stop.check()
-        lag = TopicLag(feed, progress)
-        sampler = Sampler(name, folder.path, physical_plan, progress, lag, keeps=settings.metrics)
+        parts = PlanParts(feed, sinks, progress, folder.checkpoint)
+        sampler = Sampler(name, folder.path, physical_plan, progress, parts.lag, keeps=settings.metrics)
         notices = Notices(name, physical_plan)
-        recent = RecentRows({output: keys_of(output) for output in outputs})
         events = None
         if settings.provenance:
             counts = settings.metrics
             events = BatchEvents(log, folder, kept.identity, physical_plan, sampler.metrics, counts_rows=counts)
             opening.callback(events.close)
         written = Outputs(
-            physical_plan,
-            sinks,
+            parts.written,
             claims,
             folder.path,
             progress,
             sampler.metrics,
             notices,
-            recent,
-            FailingRows(feed.shipment, feed, folder.checkpoint),
             settings.on_batch,
             events=events,
             shift=kept.shift,
@@ -282,8 +287,7 @@ def start(
             opening.callback(events.close)  # before the folder of a batch run is removed
         opening.callback(sampler.close)
         sampler.start()
-        current = CurrentState(feed.shipment, progress)
-        questions = Questions(current, kept.identity)
+        questions = Questions(parts.current, kept.identity)
         opening.callback(questions.close)
         questions.start()
         is_bounded = settings.batch or settings.until == CAUGHT_UP
@@ -293,16 +297,26 @@ def start(
             progress,
             query,
             opening.pop_all(),
-            lag=lag,
-            outputs=written,
+            parts=parts,
+            opened=OpenQuery(
+                log, broker, kept, claims, written, sampler, events, questions, open_sinks, secrets.delivery()
+            ),
             notices=notices if is_bounded else None,
-            shipment=feed.shipment,
-            recent=recent,
-            sampler=sampler,
         )
-        job.current_state = current
         _STARTED[folder.path] = job
     return job
+
+
+def configured(flow: Flow, settings: Settings) -> tuple[Write, ...]:
+    """The outputs of a flow, with what the settings of a run change in its plan."""
+    outputs = flow.check()
+    return outputs if settings.on_lost is None else tuple(with_on_lost(outputs, settings.on_lost))
+
+
+def close_all(sinks: Mapping[str, Sink]) -> None:
+    with ExitStack() as closing:
+        for sink in sinks.values():
+            closing.callback(sink.close)
 
 
 _STARTED: dict[Path, MicroBatchJob] = {}
@@ -328,7 +342,10 @@ def _query(
 ) -> StreamingQuery:
     try:
         resting = resting_slots(kept.steps, feed.shipment.physical_plan)
-        packed = compiled(spark, feed.shipment, feed, slots_of(kept.steps), kept.stages_kept, resting)
+        fed, shares = (ChangingFeed(feed), True) if kept.shares_states else (feed, False)
+        packed = compiled(
+            spark, feed.shipment, fed, slots_of(kept.steps), kept.stages_kept, resting, shares_states=shares
+        )
     except (TypeError, AttributeError, pickle.PicklingError) as error:
         if "pickle" not in str(error).lower():
             raise
@@ -390,14 +407,6 @@ def _feed(
         evolved=tuple(kept.evolved),
         log=LogPlace.of(broker, str(folder.path)),
     )
-    starts: dict[str, Offsets] = {}
-    since = settings.since_instant
-    if since is not None:
-        sources = {
-            node.name: opened(node, physical_plan, broker, folder.path, shipment.name)
-            for node in physical_plan.fed_sources
-        }
-        starts = {name: source.at(since) for name, source in sources.items()}
     return JobFeed(
         shipment,
         folder=str(folder.path),
@@ -407,12 +416,20 @@ def _feed(
         if settings.batch and physical_plan.chain
         else settings.batch_rows,  # windows fire once, at the end
         tick_s=settings.tick_s,
-        starts=starts,
+        starts=starts_of(settings, shipment, broker, folder.path),
         ends=settings.batch,
     )
 
 
-def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder, partitions: int) -> Sink:
+def starts_of(settings: Settings, shipment: Shipment, broker: str, folder: Path) -> dict[str, Offsets]:
+    """By source, the offsets to start at, if that is an instant."""
+    since, plan = settings.since_instant, shipment.physical_plan
+    if since is None:
+        return {}
+    return {node.name: opened(node, plan, broker, folder, shipment.run).at(since) for node in plan.fed_sources}
+
+
+def opened_sink(output: Write, job: str, log: Any, folder: JobFolder, partitions: int) -> Sink:
     own = folder.path / SINKS / output.name
     make_folders(own)
     return open_sink(
@@ -428,50 +445,7 @@ def _opened_sink(output: Write, job: str, log: Any, folder: JobFolder, partition
     )
 
 
-@dataclass(frozen=True)
-class TopicRead:
-    """A topic as it was when the job started."""
-
-    identity: str
-    partitions: int
-
-
-def _check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) -> dict[str, TopicRead]:
-    """Refuses unreadable sources before Spark is started. Returns the topics by source name."""
-    found = {}
-    physical_plan = PhysicalPlan(tuple(outputs), 1)
-    listened = listened_to(physical_plan.order)
-    check_weights(physical_plan.sources)
-    for node in physical_plan.fed_sources:
-        if not node.source.can_peek:
-            continue
-        own = folder.path / "sources" / node.name
-        source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
-        with connector_errors(node.source, node.name):
-            ends = source.latest()
-        if source.decodes and node not in listened:
-            warn_of_bad_records(folder.job, node)
-        if source.identity is not None:
-            of_topics = Counter(name.rpartition("/")[0] for name in ends)
-            found[node.name] = TopicRead(source.identity, max(of_topics.values(), default=1))
-        source.close()
-    return found
-
-
-def check_weights(sources: Iterable[Read]) -> None:
-    """Refuses a source of changes whose rows have no weight."""
-    for node in sources:
-        if node.changes and ("weight" not in node.schema or not pa.types.is_integer(node.schema.field("weight").type)):
-            others = Schema.from_arrow(pa.schema([each for each in node.schema.arrow if each.name.lower() != "weight"]))
-            raise InvalidInput(
-                "with changes=True the column weight marks retractions, and the schema of "
-                f"'{node.name}' has no integer column weight",
-                where=node.user_line,
-                next_step=f"add it to the schema: '{others}, weight int'",
-            )
-
-
-def _check_kept(folder: JobFolder, physical_plan: PhysicalPlan, identities: dict[str, str]) -> None:
+def check_kept(folder: JobFolder, physical_plan: PhysicalPlan, identities: dict[str, str]) -> None:
     """Refuses a flow that does not fit its job's state, and reports what is new in it."""
     fit = folder.check(physical_plan, identities)
     if folder.newest_offsets() is None:

@@ -8,6 +8,7 @@ An output that is unavailable when the job starts is checked before its first ba
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -40,44 +41,76 @@ class OutputClaims:
     def __init__(self, job: str, folder: JobFolder, outputs: Sequence[Write], broker: Broker) -> None:
         self._job = job
         self._folder = folder
+        self._broker = broker
         self._newest = NewestBatches(-1, -1)
         self._claims: dict[str, Claim] = {}
         self._keepers: dict[str, Keeper] = {}
         self._pending: set[str] = set()
+        self._lock = threading.RLock()
+        """Outputs are added and removed while the job runs."""
+        self._look_after(outputs)
+
+    def _look_after(self, outputs: Sequence[Write]) -> None:
         for output in outputs:
-            ledger = FileLedger(folder.path / SINKS / output.name, output.name)
-            self._claims[output.name] = Claim.here(job, output.name, ledger.run, folder.path)
-            self._keepers[output.name] = keeper_of(output.sink, self._claims[output.name], ledger, broker)
+            ledger = FileLedger(self._folder.path / SINKS / output.name, output.name)
+            self._claims[output.name] = Claim.here(self._job, output.name, ledger.run, self._folder.path)
+            self._keepers[output.name] = keeper_of(output.sink, self._claims[output.name], ledger, self._broker)
 
     # ------------------------------------------------------------ a job starts
 
+    def check(self, newest: NewestBatches) -> None:
+        """Refuses outputs of other runs, and claims none: before Spark has started, the job may still not run."""
+        self._newest = newest
+        for name in self._keepers:
+            with suppress(SinkUnavailable):
+                self._look_up(name)
+
     def settle(self, newest: NewestBatches) -> None:
         """Refuses outputs of other runs and claims the rest. Nothing is written until all are checked."""
+        self._settle(list(self._keepers), newest)
+
+    def _settle(self, names: Sequence[str], newest: NewestBatches) -> None:
         self._newest = newest
-        self._pending = set(self._keepers)
+        self._pending.update(names)
         outputs = {}
-        for name in self._keepers:
+        for name in names:
             with suppress(SinkUnavailable):  # checked before its first batch
                 outputs[name] = self._look_up(name)
         for name, found in outputs.items():
             with suppress(SinkUnavailable):
                 self._claim(name, found)
 
+    def add(self, outputs: Sequence[Write], newest: NewestBatches) -> None:
+        """Claims further outputs while the job runs."""
+        with self._lock:
+            self._look_after(outputs)
+            self._settle([output.name for output in outputs], newest)
+
+    def leave(self, outputs: Sequence[Write]) -> None:
+        """The job no longer writes these outputs. Its claims on them stay."""
+        with self._lock:
+            for output in outputs:
+                self._pending.discard(output.name)
+                del self._claims[output.name]
+                self._keepers.pop(output.name).close()
+
     def claim_late(self, output: str) -> None:
         """Claims an output that was unavailable at the start, before its first batch."""
         if output in self._pending:
-            self._claim(output, self._look_up(output))
+            with self._lock:
+                self._claim(output, self._look_up(output))
             self.record()
 
     def record(self) -> None:
         """Records the claimed outputs in the job's folder, once the sinks are open."""
-        recorded = _recorded(self._folder.path)
-        for name, keeper in self._keepers.items():
-            if name not in self._pending and keeper.keeps_claims:
-                with suppress(SinkUnavailable):
-                    found = keeper.look()
-                    recorded[name] = {"run": self._claims[name].run, "identity": found.identity}
-        write_document(self._folder.path / OUTPUTS, {"outputs": recorded})
+        with self._lock:
+            recorded = _recorded(self._folder.path)
+            for name, keeper in self._keepers.items():
+                if name not in self._pending and keeper.keeps_claims:
+                    with suppress(SinkUnavailable):
+                        found = keeper.look()
+                        recorded[name] = {"run": self._claims[name].run, "identity": found.identity}
+            write_document(self._folder.path / OUTPUTS, {"outputs": recorded})
 
     def _claim(self, name: str, found: Found) -> None:
         keeper = self._keepers[name]

@@ -12,6 +12,7 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -78,18 +79,25 @@ class Stopped(MillstreamError):
     """The job was stopped while a sink was down; the next run repeats the batch."""
 
 
+@dataclass(frozen=True)
+class WrittenPlan:
+    """The plan of some batches, and what the driver has for its outputs."""
+
+    physical_plan: PhysicalPlan
+    sinks: Mapping[Write, Sink]
+    recent: RecentRows
+    failing_rows: FailingRows
+
+
 class Outputs:
     def __init__(
         self,
-        physical_plan: PhysicalPlan,
-        sinks: Mapping[Write, Sink],
+        plan: WrittenPlan,
         claims: OutputClaims,
         folder: Path,
         progress: Progress,
         metrics: JobMetrics,
         notices: Notices,
-        recent: RecentRows,
-        failing_rows: FailingRows,
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
         *,
         events: BatchEvents | None = None,
@@ -100,34 +108,41 @@ class Outputs:
 
         With `fails_alone`, a sink of one flow of an app does not stop the others.
         """
-        self._physical_plan = physical_plan
-        self._sinks = sinks
         self._claims = claims
         self._folder = folder
         self._progress = progress
         self._metrics = metrics
         self._notices = notices
-        self._recent = recent
-        self._failing_rows = failing_rows
         self._on_batch = on_batch
         self._events = events
         self._shift = shift
         self._ended_at = self._written_at = time.monotonic()
-        self._numbers: dict[Write, int] = {}
-        self._flows: dict[str, list[Write]] = {}
-        """Outputs by flow, if flows fail alone; else all, without the name of a flow."""
-        for step, output in enumerate(physical_plan.outputs, len(physical_plan.chain)):
-            assert isinstance(output, Write)
-            self._numbers[output] = step
-            self._flows.setdefault(flow_of(output.name) if fails_alone else "", []).append(output)
+        self._fails_alone = fails_alone
         self._owed = OwedBatches(folder)
         self.failed_flows: dict[str, MillstreamError] = {}
         """By flow of an app, why its outputs could not be written."""
         self._unpacking = ThreadPoolExecutor(UNPACKING, thread_name_prefix="millstream-unpacking")
         self.failure: BaseException | None = None
+        self.on_start: Callable[[int], None] | None = None
+        """Called with the number of each batch before anything else."""
+        self.take(plan)
+
+    def take(self, plan: WrittenPlan) -> None:
+        """The batches from now on have this plan."""
+        self._physical_plan, self._sinks = plan.physical_plan, plan.sinks
+        self._recent, self._failing_rows = plan.recent, plan.failing_rows
+        self._numbers: dict[Write, int] = {}
+        self._flows: dict[str, list[Write]] = {}
+        """Outputs by flow, if flows fail alone; else all, without the name of a flow."""
+        for step, output in enumerate(plan.physical_plan.outputs, len(plan.physical_plan.chain)):
+            assert isinstance(output, Write)
+            self._numbers[output] = step
+            self._flows.setdefault(flow_of(output.name) if self._fails_alone else "", []).append(output)
 
     def __call__(self, batch: DataFrame, number: int) -> None:
         try:
+            if self.on_start is not None:
+                self.on_start(number)
             self._write_batch(batch, number)
         except BaseException as error:
             self.failure = error

@@ -19,8 +19,8 @@ import polars as pl
 from millstream import terminal
 from millstream.connectors.opening import connector_errors, open_source
 from millstream.connectors.source import Offsets, Source
+from millstream.jobs.checked_sources import check_weights
 from millstream.jobs.local_reading import nothing_read, up_to_event_time, watermarks_of
-from millstream.jobs.micro_batches import check_weights
 from millstream.jobs.preview_on_spark import previewed_on_spark
 from millstream.jobs.preview_results import Limits, Results
 from millstream.local import Flowing, Local

@@ -35,7 +35,7 @@ class Questions:
     """The socket of a job in this process."""
 
     def __init__(self, state: CurrentState, identity: str) -> None:
-        self._state = state
+        self.state = state
         self._path = runs_of(identity) / SOCKET
         self._socket = socket.socket(socket.AF_UNIX)
         self._thread = threading.Thread(target=self._serve, name="millstream-questions", daemon=True)
@@ -75,7 +75,7 @@ class Questions:
             asked = json.loads(line)
             start = asked["window"]
             window = None if start is None else datetime.fromisoformat(start)
-            held = self._state.held(step=asked["step"], table=asked["table"], key=asked["key"], window=window)
+            held = self.state.held(step=asked["step"], table=asked["table"], key=asked["key"], window=window)
         except MillstreamError as error:
             kind = next(name for name, each in KINDS.items() if isinstance(error, each))
             return orjson.dumps({"error": [kind, error.what, error.where, error.next_step]}) + b"\n"

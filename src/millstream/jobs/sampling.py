@@ -46,6 +46,7 @@ class Sampler:
         self._lock = threading.Lock()
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._run, name="millstream-metrics", daemon=True)
+        self._began = time.time()
 
     def start(self) -> None:
         if self._keeps:
@@ -56,9 +57,17 @@ class Sampler:
         try:
             self._history = History(self._folder)
             self.metrics.remember(self._history.partitions())
-            self._history.begin_run(time.time(), self.metrics.plan)
+            self._history.begin_run(self._began, self.metrics.plan)
         except (OSError, sqlite3.Error) as error:
             logger.warning("the metrics of this run may be incomplete: %s", error)
+
+    def change(self, physical_plan: PhysicalPlan, lag: TopicLag) -> None:
+        """The batches from now on have this plan."""
+        self.metrics.change(physical_plan)
+        self._lag = lag
+        if self._history is not None:
+            with suppress(sqlite3.Error):
+                self._history.begin_run(self._began, self.metrics.plan)
 
     def close(self) -> None:
         """Takes a last sample."""
@@ -74,12 +83,12 @@ class Sampler:
     def sample(self) -> None:
         """Takes a sample now."""
         with self._lock:
-            now = time.time()
+            now, lag = time.time(), self._lag
             ends, since = None, {}
             with suppress(MillstreamError):  # the lag is unknown while a broker is unavailable
-                found = self._lag.ends()
+                found = lag.ends()
                 ends = {(source, name): end for source, own in found.items() for name, end in own.items()}
-                since = self._waiting_since(ends, now)
+                since = self._waiting_since(lag, ends, now)
             sample, partitions = self.metrics.sample(
                 now,
                 batch=self._progress.batch,
@@ -94,9 +103,11 @@ class Sampler:
                 with suppress(sqlite3.Error):  # a full disk, say: the next sample may succeed
                     self._history.add(sample, partitions)
 
-    def _waiting_since(self, ends: dict[tuple[str, str], int], now: float) -> dict[tuple[str, str], float]:
+    def _waiting_since(
+        self, lag: TopicLag, ends: dict[tuple[str, str], int], now: float
+    ) -> dict[tuple[str, str], float]:
         offsets = self.metrics.offsets()
-        found = {place: self._lag.waiting_since(*place, offsets.get(place, 0), end, now) for place, end in ends.items()}
+        found = {place: lag.waiting_since(*place, offsets.get(place, 0), end, now) for place, end in ends.items()}
         return {place: since for place, since in found.items() if since is not None}
 
     def _run(self) -> None:

@@ -23,6 +23,7 @@ from millstream.jobs.job_folder import JobFolder
 from millstream.jobs.kept_steps import SLOT, STAGE
 from millstream.jobs.repairing import checkpoint_of
 from millstream.jobs.savepoints import Savepoints, link
+from millstream.spark.query.slot_states import DELTAS, HEADS
 from millstream.spark.query.state_runner import LAST, Head
 from millstream.spark.session.start import session
 from millstream.state.deltas import tables_in
@@ -54,9 +55,10 @@ def state_of(job: JobFolder, step: str, key: Mapping[str, str], batches: int = 0
             raise NotFound(
                 f"the job '{job.job}' has no step '{step}' with state", next_step=what_exists(step, list(kept.steps))
             )
-        place = (savepoints.path("now") / "checkpoint", int(kept.steps[step][STAGE]) - 1, int(kept.steps[step][SLOT]))
-        earlier = _linked_before(checkpoint_of(job), taken.batch, batches, place[0])
-        states = StoredState(*place).after([*earlier, taken.batch])
+        place = savepoints.path("now") / "checkpoint"
+        stage, slot = (int(kept.steps[step][at]) for at in (STAGE, SLOT))
+        earlier = _linked_before(checkpoint_of(job), taken.batch, batches, place)
+        states = StoredState(place, stage - 1, slot, kept.shares_states).after([*earlier, taken.batch])
     return {
         "job": job.job,
         "step": step,
@@ -113,6 +115,8 @@ class StoredState:
     checkpoint: Path
     operator: int
     slot: int
+    is_shared: bool
+    """Whether its states of Spark are those of all slots."""
 
     def after(self, batches: Sequence[int]) -> dict[int, Tables]:
         """The rows after each of some batches, the newest last.
@@ -131,7 +135,10 @@ class StoredState:
 
     def _heads(self, batches: Sequence[int]) -> dict[int, dict[int, Head]]:
         """By batch and key group; read in one go, since Spark takes a while for each."""
-        frames = [self._stored("head", batch).selectExpr(f"{batch} as batch", "key", "value") for batch in batches]
+        value = "user_map_value" if self.is_shared else "value"
+        frames = [
+            self._stored("head", batch).selectExpr(f"{batch} as batch", "key", f"{value} as value") for batch in batches
+        ]
         found: dict[int, dict[int, Head]] = {batch: {} for batch in batches}
         for row in reduce(lambda one, other: one.unionAll(other), frames).collect():
             found[row.batch][row.key.label] = Head.from_bytes(bytes(row.value.head))
@@ -146,7 +153,10 @@ class StoredState:
     def _stored(self, variable: str, batch: int) -> Any:
         reader = session().read.format("statestore").option("path", f"file://{self.checkpoint.absolute()}")
         reader = reader.option("operatorId", self.operator).option("batchId", batch)
-        return reader.option("stateVarName", f"{variable}{self.slot}").load()
+        if not self.is_shared:
+            return reader.option("stateVarName", f"{variable}{self.slot}").load()
+        stored = reader.option("stateVarName", HEADS if variable == "head" else DELTAS).load()
+        return stored.where(f"user_map_key.slot = {self.slot}")
 
 
 def _continues(earlier: Mapping[int, Head], later: Mapping[int, Head]) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
@@ -17,6 +18,7 @@ from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.stateful import SENT
 from millstream.spark.query.packing import from_bytes
 from millstream.spark.query.physical_plan import PhysicalPlan, labels
+from millstream.spark.query.slot_states import SlotDeltas, SlotHead
 from millstream.spark.query.state_runner import PLANS_KEPT, Shipment, StepRunner
 from millstream.spark.query.task_messages import SourceControl
 from millstream.spark.query_failures import Failed
@@ -79,13 +81,27 @@ class Stored:
     def keys(self) -> list[Any]:
         return list(self.values)
 
+    def removeKey(self, key: Any) -> None:  # noqa: N802
+        del self.values[key]
+
     def clear(self) -> None:
         self.values.clear()
 
 
+def own_states(_: Stored) -> tuple[Any, Any]:
+    return Stored(), Stored()
+
+
+def shared_states(shared: Stored) -> tuple[Any, Any]:
+    """Slot 1 of states that another slot uses, too."""
+    shared.updateValue((2, 7), (b"another slot's",))
+    return SlotHead(cast(Any, Stored()), 1), SlotDeltas(cast(Any, shared), 1)
+
+
+@pytest.mark.parametrize("states", [own_states, shared_states])
 @pytest.mark.parametrize("piece_bytes", [50, 1 << 20])
 def test_state_is_rebuilt_from_changes_stored_in_chunks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int, states: Callable[[Stored], tuple[Any, Any]]
 ) -> None:
     """Goal: nothing is lost between pieces. Method: the same rows with files beside the worker and without."""
     monkeypatch.setattr("millstream.spark.query.state_runner.PIECE_BYTES", piece_bytes)
@@ -94,8 +110,9 @@ def test_state_is_rebuilt_from_changes_stored_in_chunks(
     physical_plan = PhysicalPlan(flow.check(), groups=1)
     found: list[list[pl.DataFrame]] = []
     for lost in (False, True):
-        sent = Shipment(f"kept {lost} {piece_bytes}", physical_plan, 1, str(tmp_path / str(lost)))
-        (source,), head, deltas = physical_plan.sources, Stored(), Stored()
+        sent = Shipment(f"kept {lost} {piece_bytes} {states}", physical_plan, 1, str(tmp_path / str(lost)))
+        shared = Stored()
+        (source,), (head, deltas) = physical_plan.sources, states(shared)
         found.append([])
         for batch in range(4):
             packer = sent.worker_plan.packer(source, task=0)
@@ -109,12 +126,14 @@ def test_state_is_rebuilt_from_changes_stored_in_chunks(
                 for _, step, kind, task, blob in packer.pack(SourceControl(source.name, 0, {"": (None, True)}))
                 if step == 0
             ]
-            runner = StepRunner(sent, 0, cast(Any, head), cast(Any, deltas))
+            runner = StepRunner(sent, 0, head, deltas)
             made = runner.run(sent.worker_plan.labels[0], mine)
             found[-1] += [from_bytes(cast(bytes, blob)) for _, step, _, _, blob in made if step == 1]
             if lost:
                 shutil.rmtree(tmp_path / str(lost))
-        assert len(deltas.values) >= (20 if piece_bytes == 50 else 4)
+        assert len(list(deltas.keys())) >= (20 if piece_bytes == 50 else 4)
+        deltas.clear()
+        assert shared.values in ({}, {(2, 7): (b"another slot's",)})
     kept, rebuilt = (pl.concat(frames).sort(pl.all()) for frames in found)
     assert rebuilt.equals(kept)
     assert len(kept) == 7 + 3 * 14  # one row of each user, then the old one back and the new one

@@ -37,7 +37,7 @@ from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedS
 from millstream.spark.query.packing import DRIVER, REPORT, Packed, to_batch
 from millstream.spark.query.past_rows import check_past
 from millstream.spark.query.physical_plan import PhysicalPlan
-from millstream.spark.query.processor import StageProcessor
+from millstream.spark.query.processor import SharedStageProcessor, StageProcessor
 from millstream.spark.query.spark_parts import SparkPart
 from millstream.spark.query.spark_steps import ONLY_PARTITION, spark_type, with_part
 from millstream.spark.query.state_runner import Shipment
@@ -60,11 +60,14 @@ def compiled(
     slots: Mapping[str, int] | None = None,
     stages_min: int = 0,
     resting: Mapping[int, Sequence[int]] = MappingProxyType({}),
+    *,
+    shares_states: bool = False,
 ) -> DataFrame:
     """All packed rows for the outputs of a flow; `slots` has the slot of each step's state.
 
     A checkpoint with more stages than the flow needs keeps them, since Spark cannot remove a stateful operator. By
-    stage, `resting` has further slots, whose state is kept for steps that do not run now.
+    stage, `resting` has further slots, whose state is kept for steps that do not run now. With `shares_states` the
+    slots of a stage share their states of Spark, so that steps can be added while the query runs.
     """
     slots = shipment.physical_plan.first_slots() if slots is None else slots
     _check_refused(shipment.physical_plan)
@@ -80,7 +83,9 @@ def compiled(
     for stage, numbers in enumerate([*stages, *([] for _ in range(stages_min - len(stages)))], 1):
         stage_slots = [slots[shipment.physical_plan.chain[number].name] for number in numbers]
         packed = packed.groupBy("label").transformWithState(
-            StageProcessor(shipment, numbers, stage_slots, resting.get(stage, ())),
+            SharedStageProcessor(shipment, stage, numbers, stage_slots)
+            if shares_states
+            else StageProcessor(shipment, numbers, stage_slots, resting.get(stage, ())),
             outputStructType=PACKED,
             outputMode="append",
             timeMode="None",

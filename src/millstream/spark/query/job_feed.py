@@ -91,26 +91,27 @@ class JobFeed:
                 found[id(self.source(node))] = self.source(node).latest()
         return {node.name: found[id(self.source(node))] for node in nodes}
 
-    def latest(self, start: dict[str, Any]) -> dict[str, Any]:
+    def latest(self, start: dict[str, Any], *, must_move: bool = False) -> dict[str, Any]:
+        """With `must_move` there is a next batch, also without rows."""
         began, waited_s = time.monotonic(), self._waited_s
-        end = self._latest(start)
+        end = self._latest(start, must_move=must_move)
         self._planned_s += time.monotonic() - began - (self._waited_s - waited_s)
         return end
 
-    def _latest(self, start: dict[str, Any]) -> dict[str, Any]:
+    def _latest(self, start: dict[str, Any], *, must_move: bool) -> dict[str, Any]:
         if start["ended"] or start.get(HALTED) or (Path(self.folder) / STOP).exists():
             return start
         if start["clock"] in self._repeated_ends:
             return self._repeated_ends[start["clock"]]
         begun = self._begun(start)
         sources = self._retrying(lambda: self._reachable(begun))
-        if sources == begun and self._until is None:
+        if sources == begun and self._until is None and not must_move:
             began = time.monotonic()
             self._retrying(lambda: self._wait(begun))
             self._waited_s += time.monotonic() - began
             sources = self._retrying(lambda: self._reachable(begun))
         ended = self.ends and self._is_all(sources)
-        moves = sources != begun or ended != start["ended"]
+        moves = must_move or sources != begun or ended != start["ended"]
         waited_s = time.monotonic() - self._planned_at
         ticks = (
             self._until is None
@@ -270,7 +271,7 @@ class JobFeed:
 
     def source(self, node: Read) -> Source:
         broker = self._kafka or self.broker
-        return opened(node, self.shipment.physical_plan, broker, Path(self.folder), self.shipment.name)
+        return opened(node, self.shipment.physical_plan, broker, Path(self.folder), self.shipment.run)
 
     # ------------------------------------------------------------ in the workers
 

@@ -45,8 +45,8 @@ SIDES = (ROWS, OTHERS, MATCHING)
 PARTITION = "__partition"
 TOPIC = "__topic"
 """The source partition of an output's rows, next to their offset, if its sink may refuse some."""
-DRIVER = -1
-"""The step number of reports, which are for the driver."""
+DRIVER, PLAN = -1, -2
+"""The step numbers of reports, which are for the driver, and of the name of the batch's plan, if that has changed."""
 logger = terminal.logger(__name__)
 BATCH_PROPERTY = "streaming.sql.batchId"
 BLOB_BYTES_MAX = 4 << 20

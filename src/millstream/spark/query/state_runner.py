@@ -48,6 +48,7 @@ from millstream.spark.query.packing import (
 )
 from millstream.spark.query.past_rows import LogPlace, PastRows
 from millstream.spark.query.physical_plan import PhysicalPlan, labels
+from millstream.spark.query.slot_states import SlotDeltas, SlotHead
 from millstream.spark.query.task_messages import SourceControl, StepControl, StepReport, control_from_bytes
 from millstream.spark.query_failures import marked, new_mark
 from millstream.spark.session.user_code import ship
@@ -61,6 +62,8 @@ DELTA_ROWS_MIN = 200_000
 """Deltas are replaced by one snapshot when they hold this many rows, and several times the live rows."""
 DELTA_TIMES = 4
 PIECE_BYTES = 4 << 20
+CHANGE = "."
+"""In the name of a plan: a number follows, which counts the changes."""
 MORE, LAST = b"+", b"."
 """The first byte of a piece of a delta: whether another one follows."""
 Received = tuple[int, int, Content]
@@ -168,6 +171,11 @@ class Shipment:
     def folder(self) -> Path:
         return scratch_folder() / self.runs_folder
 
+    @property
+    def run(self) -> str:
+        """The query it belongs to: the name of the plan that was started, of which changed ones add a number."""
+        return self.name.partition(CHANGE)[0]
+
     @cached_property
     def worker_plan(self) -> WorkerPlan:
         return WorkerPlan(self.physical_plan, self.partitions, self.preparers, self.counts_rows)
@@ -239,7 +247,9 @@ _SHIPMENTS: dict[str, Shipment] = {}
 class StepRunner:
     """Runs one step of the chain in a worker, a key group at a time, on the state that Spark keeps for it."""
 
-    def __init__(self, shipment: Shipment, number: int, head: ValueState, deltas: MapState) -> None:
+    def __init__(
+        self, shipment: Shipment, number: int, head: ValueState | SlotHead, deltas: MapState | SlotDeltas
+    ) -> None:
         self._shipment = shipment
         self._number = number
         self._head = head
@@ -251,7 +261,7 @@ class StepRunner:
         self._defaults = getattr(self._step, "defaults", {}) if self._node.name in shipment.evolved else None
         self._past: PastRows | None = None
         if shipment.log is not None and isinstance(self._step, LooksBack) and getattr(self._node, "from_log", False):
-            self._past = PastRows(physical_plan, self._node, self._step, shipment.log, shipment.name)
+            self._past = PastRows(physical_plan, self._node, self._step, shipment.log, shipment.run)
         self._upstream = physical_plan.upstream(self._node)
         self._groups = {
             origin: 1 if physical_plan.shares_key_group(origin, self._node) else physical_plan.groups

@@ -40,6 +40,8 @@ class Task:
     waited_s: float
     """How long the planner waited for rows; one task reports it."""
     planned_s: float
+    plan: str | None = None
+    """The name of the batch's plan, if it is not the one that the query was started with."""
 
 
 class Reader:

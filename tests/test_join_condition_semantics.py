@@ -311,9 +311,12 @@ def test_without_spark_it_is_refused_where_it_is_played() -> None:
 def test_a_column_of_pyspark() -> None:
     from pyspark.sql import functions as sf
 
-    condition: Any = sf.col("price") >= sf.col("price_right")
-    rows = said(near("full", condition), ASKS, BIDS, Watermark(None))
-    assert sorted(rows[1] + rows[2], key=str) == sorted(EXPECTED["full"], key=str)
+    one, other = sf.col("price"), sf.col("price_right")
+    in_python = sf.udf(lambda one, other: None if None in (one, other) else one >= other, "boolean")
+    conditions: dict[str, Any] = {"column": one >= other, "function": in_python(one, other)}
+    builds = {name: near("full", condition) for name, condition in conditions.items()}
+    for rows in said_by_each(builds, ASKS, BIDS, Watermark(None)).values():
+        assert sorted(rows[1] + rows[2], key=str) == sorted(EXPECTED["full"], key=str)
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from millstream.plan.flow import Flow
 
 AnyStream = TypeVar("AnyStream", bound=Stream)
+Parts = tuple[dict[str, str], dict[str, str]]
+"""Hidden columns of each side, and their expressions."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,7 @@ class Checked:
     """By a step behind the join, as the user gave it."""
     before: str | None = None
     """By a step before the join, over pairs with equal keys."""
-    parts: tuple[dict[str, str], dict[str, str]] = field(default_factory=lambda: ({}, {}))
+    parts: Parts = field(default_factory=lambda: ({}, {}))
     """For each side, the hidden columns that the condition uses, to be made before the join."""
 
 
@@ -65,8 +67,9 @@ def checked_condition(given: str | None, sides: Sequence[Columns], fields: Seque
     if how == "inner":
         return Checked(behind=given)
     text = import_module(ANALYZER).sql_of(given.column, columns) if isinstance(given, ColumnText) else given
-    rest, parts = _apart(text, sides, columns)
+    parts: Parts = ({}, {})
     try:
+        rest, parts = _apart(text, sides, columns)
         types = _with_parts(columns, sides, parts)
         lowered = lowered_expression(rest, types, boolean=True)
     except InvalidExpression:
@@ -120,14 +123,14 @@ def _expression(given: str, columns: Schema) -> Expression:
 # ---------------------------------------------------------------- parts that concern one side
 
 
-def _apart(text: str, sides: Sequence[Columns], columns: Schema) -> tuple[str, tuple[dict[str, str], dict[str, str]]]:
+def _apart(text: str, sides: Sequence[Columns], columns: Schema) -> tuple[str, Parts]:
     """The condition with hidden columns for the largest parts that need Spark and concern one side, and these parts."""
     from sqlglot import exp
 
     from millstream.expressions.spark_sql import SparkGrammar
 
     owners = {name.lower(): (number, column) for number, side in enumerate(sides) for name, column in side}
-    parts: tuple[dict[str, str], dict[str, str]] = ({}, {})
+    parts: Parts = ({}, {})
 
     def moved(node: Expr) -> Expr:
         used = [owners.get(each.parts[0].name.lower()) for each in node.find_all(exp.Column)]
@@ -162,7 +165,7 @@ def _renamed(node: Expr, owners: Mapping[str, tuple[int, str]]) -> Expr:
     return made
 
 
-def _with_parts(columns: Schema, sides: Sequence[Columns], parts: tuple[dict[str, str], dict[str, str]]) -> Schema:
+def _with_parts(columns: Schema, sides: Sequence[Columns], parts: Parts) -> Schema:
     """The columns of a pair with those of the parts."""
     fields: list[Any] = list(columns.arrow)
     for side, made in zip(sides, parts, strict=True):

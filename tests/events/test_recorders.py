@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import tempfile
 import unittest
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 from eventsourcing.application import Application
 from eventsourcing.domain import Aggregate, event
+from eventsourcing.persistence import StoredEvent
 from eventsourcing.tests import persistence as cases
 
 import millstream as ms
@@ -58,7 +60,7 @@ class TestProcessRecorder(OnStore, cases.ProcessRecorderTestCase):
 
 
 class OnKafka(unittest.TestCase):
-    """The same there, except for the cases that expect ids of notifications without gaps."""
+    """The same there."""
 
     @pytest.fixture(autouse=True)
     def _broker(self, kafka: KafkaCluster) -> None:
@@ -78,8 +80,24 @@ class TestAggregateRecorderOnKafka(OnKafka, TestAggregateRecorder):
 
 @pytest.mark.more
 class TestApplicationRecorderOnKafka(OnKafka, TestApplicationRecorder):
-    test_insert_select = None
-    test_insert_subscribe = None
+    def test_writers_leave_no_gap(self) -> None:
+        """Two processes' stores, two threads each: ids follow the order of the events."""
+        with ms.event_store(self.address, self.store.name) as other:
+            recorders = [MillstreamApplicationRecorder(store) for store in (self.store, other)]
+
+            def insert(number: int) -> list[int]:
+                found: list[int] = []
+                for version in range(1, 6):
+                    events = [StoredEvent(f"{number}-{each}", version, "said", b"") for each in range(2)]
+                    found += recorders[number % 2].insert_events(events) or ()
+                return found
+
+            with ThreadPoolExecutor(4) as threads:
+                ids = [each for found in threads.map(insert, range(4)) for each in found]
+            assert sorted(ids) == list(range(1, 41))
+            assert [each.id for each in recorders[0].select_notifications(None, 100)] == sorted(ids)
+            assert [each.id for each in recorders[1].select_notifications(17, 2)] == [17, 18]
+            assert recorders[1].max_notification_id() == 40
 
 
 @pytest.mark.more

@@ -47,6 +47,7 @@ CODEC_SCHEMA = Schema.of(SCHEMA)
 
 class KafkaEventLog:
     has_random_access = False
+    has_gaps = True  # the end of a transaction takes an offset
     on_lost = "earliest"  # what comes before the first record that is left was removed, see `remove`
     index_path: Path | None = None
 
@@ -58,9 +59,10 @@ class KafkaEventLog:
         self._reader: Consumer | None = None
         self._others = 0  # how many events of other writers were read, and when the last of them was recorded
         self._others_us = 0
+        self._written = 0  # a commit is answered before consumers may read it, and a process reads its own events
 
     def spans(self, start: int) -> Iterator[Span]:
-        end = self._end()
+        end = max(self._end(), self._written)
         if start < end:
             with self._log.consumer(self._topic, start=start, on_lost=self.on_lost) as consumer:
                 yield from self._read(consumer, end)
@@ -186,7 +188,8 @@ class KafkaEventLog:
             if failures and not writer.is_unanswered:
                 raise self._failure(failures[0]) from error
             raise
-        return Stored(positions, positions[-1] + 2)  # after the marker of the transaction
+        self._written = positions[-1] + 2  # after the marker of the transaction
+        return Stored(positions, self._written)
 
     def _produce(self, writer: Transactions, row: Row, value: bytes, on_delivery: Any) -> None:
         while True:

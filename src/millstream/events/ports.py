@@ -37,6 +37,8 @@ class EventLog(Protocol):
     index_path: Path | None
     """Where the index is shared with other processes, if it is."""
     has_random_access: bool
+    has_gaps: bool
+    """Whether there may be positions without a record."""
     on_lost: str
     """What a subscription does if the events at its position were deleted, a setting of consumers."""
 

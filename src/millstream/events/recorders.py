@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import base64
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from typing import Any
 from uuid import UUID
 
@@ -34,11 +34,17 @@ from millstream.events.store import EventStore
 from millstream.log import ADDRESS_VARIABLE, DEFAULT_FOLDER
 
 TRACKING = "$tracking/"
+NUMBERS = "$notifications"
+"""The stream with the last id of a notification, in stores whose positions have gaps."""
+ID = "notification"
+"""The metadata with the id of an event in such a store."""
 LISTEN_SECONDS = 0.2
 
 
-def _event(stored: StoredEvent) -> Event:
-    metadata = {"version": stored.originator_version, "uuid": isinstance(stored.originator_id, UUID)}
+def _event(stored: StoredEvent, notification_id: int | None) -> Event:
+    metadata: dict[str, Any] = {"version": stored.originator_version, "uuid": isinstance(stored.originator_id, UUID)}
+    if notification_id is not None:
+        metadata[ID] = notification_id
     name = f"{stored.originator_id}/{stored.originator_version}"
     return Event(stored.topic, {"state": base64.b64encode(stored.state).decode()}, metadata, id=name)
 
@@ -53,8 +59,34 @@ def _fields(event: Recorded) -> dict[str, Any]:
     }
 
 
+class _Numbers:
+    """Ids of notifications without gaps, for a store whose positions have some.
+
+    An event carries its id, and an append of events records the last one in a stream of its own, whose expected version
+    has other processes wait for their turn.
+    """
+
+    def __init__(self, store: EventStore) -> None:
+        self._store = store
+        self.turn = threading.Lock()  # threads that would only refuse one another
+
+    def last(self) -> tuple[int, int]:
+        """The last id, and the version of the stream that has it."""
+        version = self._store.version(NUMBERS)
+        if version == 0:  # what was recorded before events carried ids has its position
+            return max((event.position + 1 for event in self._store.read_all()), default=0), 0
+        return max(int(event.data["last"]) for event in self._store.read(NUMBERS, version)), version
+
+    def taken(self, count: int) -> tuple[int, Append]:
+        """The first of so many ids, and what must be recorded with their events."""
+        last, version = self.last()
+        return last + 1, Append(NUMBERS, [Event("Numbered", {"last": last + count})], version)
+
+
 class _OnStore:
     """What all recorders do; it has no base, because those of the library are in a fixed order."""
+
+    _numbers: _Numbers | None = None
 
     def __init__(self, store: EventStore) -> None:
         self._store = store
@@ -64,24 +96,40 @@ class _OnStore:
         streams: dict[str, list[StoredEvent]] = {}
         for each in stored_events:
             streams.setdefault(str(each.originator_id), []).append(each)
-        parts = [Append(stream, [_event(each) for each in events]) for stream, events in streams.items()]
+        if not streams and tracking is None:
+            return []
         while True:
-            tracked = [] if tracking is None else [self._tracked(tracking)]
-            if not parts and not tracked:
-                return []
             try:
-                done = self._store.append_together(tracked + parts)[len(tracked) :]
-            except WrongVersion:  # of the tracking: another process was first
+                with nullcontext() if self._numbers is None else self._numbers.turn:
+                    ids = self._recorded(streams, [] if tracking is None else [self._tracked(tracking)])
+            except WrongVersion:  # of the tracking or of the ids: another process was first
                 continue
             except EventIdReused as error:
                 raise IntegrityError(str(error)) from error
-            if any(each.is_repeated for each in done):
-                raise IntegrityError("the events were recorded before")
-            ids: dict[int, int] = {}
-            for appended, events in zip(done, streams.values(), strict=True):
-                first = appended.position - len(events) + 1
-                ids.update((id(each), first + number + 1) for number, each in enumerate(events))
             return [ids[id(each)] for each in stored_events]
+
+    def _recorded(self, streams: Mapping[str, Sequence[StoredEvent]], with_them: list[Append]) -> dict[int, int]:
+        """The notification id of each object."""
+        ordered = [each for events in streams.values() for each in events]
+        numbers: dict[int, int] = {}
+        if ordered and self._numbers is not None:
+            first, taken = self._numbers.taken(len(ordered))
+            numbers = {id(each): first + number for number, each in enumerate(ordered)}
+            with_them.append(taken)
+        parts = [
+            Append(stream, [_event(each, numbers.get(id(each))) for each in events])
+            for stream, events in streams.items()
+        ]
+        done = self._store.append_together(with_them + parts)[len(with_them) :]
+        if any(each.is_repeated for each in done):
+            raise IntegrityError("the events were recorded before")
+        if numbers:
+            return numbers
+        ids: dict[int, int] = {}
+        for appended, events in zip(done, streams.values(), strict=True):
+            first = appended.position - len(events) + 1
+            ids.update((id(each), first + number + 1) for number, each in enumerate(events))
+        return ids
 
     def _tracked(self, tracking: Tracking) -> Append:
         stream = TRACKING + tracking.application_name
@@ -126,19 +174,29 @@ class MillstreamAggregateRecorder(_OnStore, AggregateRecorder):
 
 
 class MillstreamApplicationRecorder(_OnStore, ApplicationRecorder):
-    """The events of an application; the id of a notification is the position of its event, counted from 1."""
+    """The events of an application; notifications are numbered from 1 in the order of their events."""
 
     def __init__(self, store: EventStore) -> None:
         super().__init__(store)
-        self._newest_id: int | None = None
+        self._numbers = _Numbers(store) if store.has_gaps else None
+        self._newest = (0, -1)
+        """The id and the position of the newest notification that any thread has read."""
 
     def insert_events(self, stored_events: Sequence[StoredEvent], **kwargs: Any) -> Sequence[int] | None:
         return self._insert(stored_events, kwargs.get("tracking"))
 
     def _notifications(self, from_id: int) -> Iterator[Notification]:
-        for event in self._store.read_all(max(0, from_id - 1)):
-            if not event.stream.startswith(TRACKING):
-                yield Notification(id=event.position + 1, **_fields(event))
+        position = max(0, from_id - 1)  # no event is before it, whether positions have gaps or not
+        newest, newest_position = self._newest
+        if newest < from_id:
+            position = max(position, newest_position + 1)
+        for event in self._store.read_all(position):
+            if event.stream.startswith(TRACKING) or event.stream == NUMBERS:
+                continue
+            number = (event.metadata or {}).get(ID, event.position + 1)
+            self._newest = max(self._newest, (number, event.position))
+            if number >= from_id:
+                yield Notification(id=number, **_fields(event))
 
     def select_notifications(
         self,
@@ -159,9 +217,10 @@ class MillstreamApplicationRecorder(_OnStore, ApplicationRecorder):
         return found
 
     def max_notification_id(self) -> int | None:
-        for notification in self._notifications((self._newest_id or 0) + 1):
-            self._newest_id = notification.id
-        return self._newest_id
+        newest, _ = self._newest
+        for notification in self._notifications(newest + 1):
+            newest = notification.id
+        return newest or None
 
     def subscribe(self, gt: int | None = None, topics: Sequence[str] = ()) -> Subscription[ApplicationRecorder]:
         return MillstreamSubscription(self, gt, topics)

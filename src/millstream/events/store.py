@@ -208,6 +208,11 @@ class EventStore:
         with self._current(stream) as (version, _):
             return version
 
+    @property
+    def has_gaps(self) -> bool:
+        """Whether there are positions without an event, as on Kafka, where each append takes one more."""
+        return self._log.has_gaps
+
     def is_closed(self, stream: str) -> bool:
         """Whether a stream was closed."""
         with self._current(stream) as (_, rules):

@@ -58,7 +58,7 @@ def _amqp1_bridge(broker: Amqp1Broker, landing: Landing, topic: str, at: str, **
 
 
 def _stomp_bridge(broker: StompBroker, landing: Landing, topic: str, at: str, **settings: Any) -> QueueBridge:
-    return StompBridge(StompSource(broker, at, id_header="id", **settings), landing, topic)
+    return StompBridge(StompSource(broker, at, id_property="id", **settings), landing, topic)
 
 
 AMQP1 = Protocol("amqp1", "amqp", Amqp1Broker, "{}", "{}", _amqp1_bridge, ms.amqp1)

@@ -18,6 +18,19 @@ def tmp_path() -> Iterator[Path]:
 
 
 @pytest.fixture
+def trades(log: EmbeddedLog) -> EmbeddedLog:
+    """A log with a topic `trades`."""
+    log.create_topic("trades")
+    return log
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> str:
+    """Where a socket without a broker may be."""
+    return f"ipc://{tmp_path}/feed"
+
+
+@pytest.fixture
 def orders(log: EmbeddedLog) -> EmbeddedLog:
     """A log with a topic `orders`."""
     log.create_topic("orders")

@@ -211,20 +211,22 @@ def run_of_broker(landing: Landing, ready: Any, port: int, protocol: Protocol, q
     made.run()
 
 
-class BrokerUnderTest(BridgeUnderTest):
+class OnArtemis:
     def __init__(self, server: ArtemisServer, protocol: Protocol, queue: str) -> None:
         self._server, self._protocol, self._queue = server, protocol, queue
         self.server_port = server.port
 
+    def restart_server(self) -> None:
+        self._server.kill()
+        self._server.start()
+
+
+class BrokerUnderTest(OnArtemis, BridgeUnderTest):
     def runner(self, port: int) -> Any:
         return functools.partial(run_of_broker, port=port, protocol=self._protocol, queue=self._queue)
 
     def send(self, messages: Sequence[Message], port: int) -> None:
         broker_clients.send(self._server, f"/queue/{self._queue}", [Sent(each.body, each.id) for each in messages])
-
-    def restart_server(self) -> None:
-        self._server.kill()
-        self._server.start()
 
 
 class TestAmqp1(BridgeSuite):
@@ -380,10 +382,9 @@ class TestAmqpSink(SinkSuite):
         return AmqpSinkUnderTest(rabbit, str(tmp_path))
 
 
-class BrokerSinkUnderTest(SinkUnderTest):
+class BrokerSinkUnderTest(OnArtemis, SinkUnderTest):
     def __init__(self, server: ArtemisServer, protocol: Protocol, queue: str) -> None:
-        self._server, self._protocol, self._queue = server, protocol, queue
-        self.server_port = server.port
+        super().__init__(server, protocol, queue)
         self._got: list[Delivered] = []
 
     def connector(self, port: int) -> Connector:
@@ -396,10 +397,6 @@ class BrokerSinkUnderTest(SinkUnderTest):
         numbers = [each.n for each in self._got]
         assert len(numbers) == len(set(numbers)), "the broker recognizes what is sent again"
         return self._got
-
-    def restart_server(self) -> None:
-        self._server.kill()
-        self._server.start()
 
 
 class TestAmqp1Sink(SinkSuite):

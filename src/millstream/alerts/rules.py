@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, Protocol
+from typing import Any
 
 from millstream.alerts.quiet import QuietHours
 from millstream.errors import InvalidInput
@@ -81,28 +81,6 @@ class Rule:
 
     def applies_to(self, job: str) -> bool:
         return not self.is_on_slots and any(fnmatchcase(job, each) for each in self.jobs)
-
-
-class View(Protocol):
-    """What a rule sees of something."""
-
-    @property
-    def title(self) -> str: ...
-
-    @property
-    def subject(self) -> str: ...
-
-    @property
-    def next_step(self) -> str: ...
-
-    @property
-    def gone(self) -> str: ...
-
-    @property
-    def state(self) -> str: ...
-
-    def value(self, rule: Rule) -> float | str | None:
-        """None: not known."""
 
 
 @dataclass(frozen=True)
@@ -180,6 +158,9 @@ class JobView:
             values = [getattr(step, rule.metric) for step in self.sample.steps.values()]
         known = [float(each) for each in values if each is not None]
         return max(known, default=None)
+
+
+View = SlotView | JobView
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from millstream import terminal
 from millstream.bridges.amqp_client import AmqpBroker, installed, is_final, reason_of
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.landing import Landing
+from millstream.bridges.queue_bridge import PREFETCH, RECONNECT_SECONDS, RECONNECT_SECONDS_MAX, TAKE_SECONDS
 from millstream.bridges.taking import drop, take
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
 
@@ -24,10 +25,8 @@ if TYPE_CHECKING:
 
 ExchangeKind = Literal["direct", "fanout", "topic", "headers"]
 KINDS = ("direct", "fanout", "topic", "headers")
-PREFETCH, PREFETCH_MAX = 1000, 65_535
+PREFETCH_MAX = 65_535
 TOGETHER_MAX = 1000
-RECONNECT_SECONDS, RECONNECT_SECONDS_MAX = 0.5, 60.0
-TAKE_SECONDS = 0.2
 NOT_FOUND = 404
 MESSAGE_ID = "message-id"
 logger = terminal.logger(__name__)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from millstream.bridges import amqp1_wire as wire
 from millstream.bridges.amqp1_client import Amqp1Broker, Amqp1Connection
@@ -13,10 +12,10 @@ from millstream.bridges.amqp1_message import Amqp1Message, decoded
 from millstream.bridges.amqp1_types import BrokenValue, Described, Symbol, UInt, ULong
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.landing import Landing
-from millstream.bridges.queue_bridge import Delivery, QueueBridge
+from millstream.bridges.queue_bridge import Delivery, QueueBridge, QueueSource
 from millstream.errors import InvalidInput
 
-PREFETCH, PREFETCH_MAX = 1000, 1_000_000
+PREFETCH_MAX = 1_000_000
 SECTIONS_BYTES = 1 << 16
 """Of what stands before the body of a message that is cut."""
 MESSAGE_ID = "message-id"
@@ -26,25 +25,12 @@ DURABLE = UInt(2)
 SUBSCRIPTION_FOREVER = Symbol("never")
 
 
-@dataclass(frozen=True)
-class Amqp1Source:
-    """Which messages of which broker."""
-
+class Amqp1Source(QueueSource):
     broker: Amqp1Broker
-    address: str
-    """Of a queue, or of a topic with a subscription."""
-    selector: str | None = None
-    """Only messages whose properties fit: `region = 'north' and amount > 10`."""
-    subscription: str | None = None
-    """The name by which the broker keeps what comes to a topic while the bridge is away."""
-    id_property: str | None = None
-    """`message-id`, or the application property with a message's stable id."""
-    prefetch: int = PREFETCH
-    bytes_max: int = 1 << 20
-    """A larger message becomes a dead letter."""
+    kind: ClassVar[str] = "amqp1"
 
     def __post_init__(self) -> None:
-        if not self.address:
+        if not self.destination:
             raise InvalidInput("an AMQP bridge needs an address", next_step="give the name of a queue")
         if not 1 <= self.prefetch <= PREFETCH_MAX:
             raise InvalidInput(f"prefetch cannot be {self.prefetch}", next_step=f"from 1 to {PREFETCH_MAX:,}")
@@ -55,13 +41,13 @@ class Amqp1Source:
             filters[Symbol("apache.org:selector-filter:string")] = Described(ULong(wire.SELECTOR), self.selector)
         is_kept = self.subscription is not None
         capability = Symbol("topic" if is_kept else "queue")
-        fields: list[Any] = [self.address, DURABLE if is_kept else None, SUBSCRIPTION_FOREVER if is_kept else None]
+        fields: list[Any] = [self.destination, DURABLE if is_kept else None, SUBSCRIPTION_FOREVER if is_kept else None]
         return wire.described(wire.SOURCE, [*fields, None, None, None, None, filters or None, None, None, capability])
 
 
 class Amqp1Bridge(QueueBridge):
     def __init__(self, source: Amqp1Source, landing: Landing, topic: str) -> None:
-        super().__init__(lambda: _Link(source, topic), landing, f"{source.broker} {source.address}")
+        super().__init__(lambda: _Link(source, topic), landing, f"{source.broker} {source.destination}")
 
 
 class _Unfinished:
@@ -84,7 +70,7 @@ class _Link:
         name = source.subscription or "millstream"
         self._connection = Amqp1Connection(source.broker, self._on_frame, source.subscription or "")
         try:
-            target = wire.described(wire.TARGET, [source.address])
+            target = wire.described(wire.TARGET, [source.destination])
             self._attached = self._connection.attach(name, receives=True, source=source.terminus(), target=target)
             self._grant()
         except BaseException:
@@ -127,7 +113,7 @@ class _Link:
             self._arrived.append(Delivery(message.number, self._arrival(message)))
 
     def _arrival(self, message: _Unfinished) -> Arrival:
-        origin = f"amqp1 {self._source.address}"
+        origin = f"amqp1 {self._source.destination}"
         try:
             given = decoded(message.data, is_cut=message.is_cut)
         except BrokenValue as error:
@@ -138,7 +124,7 @@ class _Link:
         return made.cut_to(self._source.bytes_max)
 
     def _made(self, given: Amqp1Message, origin: str) -> Arrival:
-        headers = [("amqp-address", self._source.address.encode())]
+        headers = [("amqp-address", self._source.destination.encode())]
         headers += [(name, _as_bytes(value)) for name, value in given.properties.items() if name in KEPT]
         headers += [(name, _as_bytes(value)) for name, value in given.application.items() if value is not None]
         group, name = given.properties.get("group-id"), self._source.id_property

@@ -8,17 +8,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 from millstream.bridges.amqp_client import CONNECT_SECONDS, AmqpBroker, installed, is_final, reason_of
-from millstream.bridges.answered_sink import AnsweredSink, Answers, Outgoing, check_payload
+from millstream.bridges.answered_sink import AnsweredEndpoint, AnsweredSink, Answers, Outgoing
 from millstream.bridges.arrivals import ID_HEADER
 from millstream.bridges.topic_pattern import TopicPattern
 from millstream.connectors import arguments
-from millstream.connectors.connector import Connector, Writing
+from millstream.connectors.connector import Writing
 from millstream.connectors.sink import Sink
 from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
-from millstream.records import Schema
 from millstream.secrets import Secret
 
 EXAMPLE = "amqp('amqp://127.0.0.1', 'orders.{region}', exchange='orders')"
@@ -30,28 +29,23 @@ NO_QUEUE = "no queue is bound to its routing key"
 
 
 @dataclass(frozen=True)
-class Amqp(Connector):
+class Amqp(AnsweredEndpoint):
     broker: AmqpBroker
-    key: TopicPattern
+    pattern: TopicPattern
     exchange: str = ""
     payload: str | None = None
     mandatory: bool = True
-    can_write: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
-        return f"amqp {self.exchange or self.key.text}"
-
-    def check_written(self, schema: Schema) -> None:
-        self.key.check(schema, str(self))
-        check_payload(schema, self.payload, str(self))
+        return f"amqp {self.exchange or self.pattern.text}"
 
     def open_sink(self, writing: Writing) -> Sink:
         installed()
         return AmqpSink(self, writing)
 
     def __str__(self) -> str:
-        return f"amqp({self.broker}, {self.exchange}, {self.key.text})"
+        return f"amqp({self.broker}, {self.exchange}, {self.pattern.text})"
 
 
 def amqp(
@@ -87,7 +81,7 @@ def amqp(
 
 class AmqpSink(AnsweredSink):
     def __init__(self, endpoint: Amqp, writing: Writing) -> None:
-        super().__init__(str(endpoint), writing, endpoint.key, endpoint.payload)
+        super().__init__(str(endpoint), writing, endpoint.pattern, endpoint.payload)
         self._endpoint = endpoint
         self._publisher: Publisher | None = None
 

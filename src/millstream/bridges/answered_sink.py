@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import pyarrow as pa
 
 from millstream.bridges.identified import Identified, identified, run_of
 from millstream.bridges.topic_pattern import TopicPattern, as_text, check_column
-from millstream.connectors.connector import Writing
+from millstream.connectors.connector import Connector, Writing
 from millstream.connectors.refusals import AS_TEXT, Refuse, refusals_of, stop, unfit
 from millstream.connectors.sink import Sink
 from millstream.connectors.weights import with_weights
@@ -33,6 +33,28 @@ class Outgoing(NamedTuple):
     payload: bytes
     properties: tuple[tuple[str, str], ...] = ()
     """By which its receivers can select."""
+
+
+class AnsweredEndpoint(Connector):
+    """Where rows go, for every protocol: each to the queue, topic or key that its columns name."""
+
+    broker: Any
+    """Says which protocol it speaks."""
+    pattern: TopicPattern
+    payload: str | None
+    """The column that is sent as it is, in place of the whole row as JSON."""
+    can_write: ClassVar[bool] = True
+
+    @property
+    def name(self) -> str:
+        return f"{self.broker.protocol.lower()} {self.pattern.text}"
+
+    def __str__(self) -> str:
+        return f"{self.broker.protocol}({self.broker}, {self.pattern.text})"
+
+    def check_written(self, schema: Schema) -> None:
+        self.pattern.check(schema, str(self))
+        check_payload(schema, self.payload, str(self))
 
 
 class AnsweredSink(Sink):

@@ -10,17 +10,16 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from millstream.bridges.answered_sink import AnsweredSink, Answers, Outgoing, check_payload
+from millstream.bridges.answered_sink import AnsweredEndpoint, AnsweredSink, Answers, Outgoing
 from millstream.bridges.arrivals import ID_HEADER
 from millstream.bridges.aws_client import PASSING_CODES, AwsAccount, call, installed
 from millstream.bridges.topic_pattern import TopicPattern
 from millstream.connectors import arguments
-from millstream.connectors.connector import Connector, Writing
+from millstream.connectors.connector import Writing
 from millstream.connectors.sink import Sink
 from millstream.errors import SinkFailed, SinkUnavailable
-from millstream.records import Schema
 
 TRIES = 5
 PAUSE_SECONDS = 0.1
@@ -48,23 +47,18 @@ KINESIS = Service("kinesis", 500, 5 << 20, 1 << 20)
 
 
 @dataclass(frozen=True)
-class AwsTarget(Connector):
+class AwsTarget(AnsweredEndpoint):
     service: Service
     account: AwsAccount
     destination: str
     """The name of a queue or stream, or the ARN of a topic."""
-    key: TopicPattern
+    pattern: TopicPattern
     """The group of a FIFO queue or topic, or the partition key of a stream."""
     payload: str | None = None
-    can_write: ClassVar[bool] = True
 
     @property
     def name(self) -> str:
         return f"{self.service.name} {self.destination}"
-
-    def check_written(self, schema: Schema) -> None:
-        self.key.check(schema, str(self))
-        check_payload(schema, self.payload, str(self))
 
     def open_sink(self, writing: Writing) -> Sink:
         installed()
@@ -133,7 +127,7 @@ def _target(service: Service, target: str, key: TopicPattern, payload: str | Non
 
 class AwsSink(AnsweredSink):
     def __init__(self, endpoint: AwsTarget, writing: Writing) -> None:
-        super().__init__(str(endpoint), writing, endpoint.key, endpoint.payload)
+        super().__init__(str(endpoint), writing, endpoint.pattern, endpoint.payload)
         self._endpoint = endpoint
         self._client = endpoint.account.client(endpoint.service.name)
 

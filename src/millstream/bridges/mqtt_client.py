@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 from urllib.parse import urlsplit
 
 from millstream.errors import InvalidInput
@@ -43,6 +43,8 @@ class MqttBroker:
     will: Will | None = None
     keep_alive_seconds: int = KEEP_ALIVE_SECONDS
     """How often a silent connection is checked."""
+
+    protocol: ClassVar[str] = "mqtt"
 
     def __post_init__(self) -> None:
         parts = urlsplit(self.address)

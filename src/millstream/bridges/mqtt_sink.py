@@ -11,20 +11,19 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
-from millstream.bridges.answered_sink import AnsweredSink, Answers, Outgoing, check_payload
+from millstream.bridges.answered_sink import AnsweredEndpoint, AnsweredSink, Answers, Outgoing
 from millstream.bridges.arrivals import ID_HEADER
 from millstream.bridges.identified import Identified, identified
 from millstream.bridges.mqtt_client import MqttBroker, Will, installed, is_final
 from millstream.bridges.topic_pattern import TopicPattern
 from millstream.connectors import arguments
-from millstream.connectors.connector import Connector, Writing
+from millstream.connectors.connector import Writing
 from millstream.connectors.sink import Sink
 from millstream.errors import MillstreamError, SinkFailed, SinkUnavailable
-from millstream.records import Schema
 from millstream.secrets import Secret
 
 if TYPE_CHECKING:
@@ -38,28 +37,16 @@ PASSING_REASONS = frozenset({131, 136, 137, 147, 151})
 
 
 @dataclass(frozen=True)
-class Mqtt(Connector):
+class Mqtt(AnsweredEndpoint):
     broker: MqttBroker
-    topic: TopicPattern
+    pattern: TopicPattern
     payload: str | None = None
     qos: int = 1
     retain: bool = False
-    can_write: ClassVar[bool] = True
-
-    @property
-    def name(self) -> str:
-        return f"mqtt {self.topic.text}"
-
-    def check_written(self, schema: Schema) -> None:
-        self.topic.check(schema, str(self))
-        check_payload(schema, self.payload, str(self))
 
     def open_sink(self, writing: Writing) -> Sink:
         installed()
         return MqttSink(self, writing)
-
-    def __str__(self) -> str:
-        return f"mqtt({self.broker}, {self.topic.text})"
 
 
 def mqtt(
@@ -99,7 +86,7 @@ def mqtt(
 
 class MqttSink(AnsweredSink):
     def __init__(self, endpoint: Mqtt, writing: Writing) -> None:
-        super().__init__(str(endpoint), writing, endpoint.topic, endpoint.payload)
+        super().__init__(str(endpoint), writing, endpoint.pattern, endpoint.payload)
         self._endpoint = endpoint
         self._connection: Connection | None = None
 

@@ -45,13 +45,11 @@ class NanomsgAddress(PeerAddress):
             raise self.unusable(error) from error
 
 
-class NanomsgSource(PeerSource):
-    address: NanomsgAddress
+NanomsgSource = PeerSource[NanomsgAddress]
 
 
-class NanomsgBridge(PeerBridge):
+class NanomsgBridge(PeerBridge[NanomsgAddress]):
     name: ClassVar[str] = "nanomsg"
-    _source: NanomsgSource
 
     def __init__(self, source: NanomsgSource, landing: Landing, topic: str) -> None:
         installed()

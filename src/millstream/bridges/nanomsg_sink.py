@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 from millstream.bridges.nanomsg import NanomsgAddress, installed, packed
-from millstream.bridges.peer_sink import PeerEndpoint, PeerSink, SendKind, checked
+from millstream.bridges.peer_sink import SEND_MS, PeerEndpoint, PeerSink, SendKind, checked
 from millstream.connectors.connector import Writing
 from millstream.connectors.sink import Sink
 
@@ -14,28 +14,8 @@ if TYPE_CHECKING:
     import pynng
 
 EXAMPLE = "nanomsg('tcp://127.0.0.1:5555', 'trades.{symbol}', kind='publish', bind=True)"
-SEND_MS = 10_000
 LINGER_SECONDS = 0.5
 """NNG drops what it has not sent when it is closed."""
-
-
-class Nanomsg(PeerEndpoint):
-    address: NanomsgAddress
-    protocol: ClassVar[str] = "nanomsg"
-
-    def open_sink(self, writing: Writing) -> Sink:
-        installed()
-        return NanomsgSink(self, writing)
-
-
-def nanomsg(address: str, topic: str = "", *, kind: SendKind = "push", bind: bool = False) -> Nanomsg:
-    """A sink that sends every row as JSON over nanomsg (NNG): `push` to one receiver, `publish` to all subscribers.
-
-    Columns in braces are part of the topic, which subscribers choose by its beginning: `trades.{symbol}`. What is sent
-    while no subscriber is there is lost.
-    """
-    text, pattern = checked(kind, topic, address, EXAMPLE)
-    return Nanomsg(NanomsgAddress(text, bind), pattern, kind)
 
 
 class NanomsgSink(PeerSink):
@@ -66,3 +46,21 @@ class NanomsgSink(PeerSink):
             time.sleep(max(self._sent_at + LINGER_SECONDS - time.monotonic(), 0))
             self._socket.close()
             self._socket = None
+
+
+class Nanomsg(PeerEndpoint):
+    address: NanomsgAddress
+
+    def open_sink(self, writing: Writing) -> Sink:
+        installed()
+        return NanomsgSink(self, writing)
+
+
+def nanomsg(address: str, topic: str = "", *, kind: SendKind = "push", bind: bool = False) -> Nanomsg:
+    """A sink that sends every row as JSON over nanomsg (NNG): `push` to one receiver, `publish` to all subscribers.
+
+    Columns in braces are part of the topic, which subscribers choose by its beginning: `trades.{symbol}`. What is sent
+    while no subscriber is there is lost.
+    """
+    text, pattern = checked(kind, topic, address, EXAMPLE)
+    return Nanomsg(NanomsgAddress(text, bind), pattern, kind)

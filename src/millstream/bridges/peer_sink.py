@@ -28,6 +28,8 @@ from millstream.records import Schema
 
 SendKind = Literal["push", "publish"]
 KINDS = ("push", "publish")
+SEND_MS = 10_000
+"""How long a receiver is waited for before the sink counts as unavailable."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +38,11 @@ class PeerEndpoint(Connector):
     topic: TopicPattern
     kind: SendKind
     can_write: ClassVar[bool] = True
-    protocol: ClassVar[str]
-    """As in `ms.NAME`."""
+
+    @property
+    def protocol(self) -> str:
+        """As in `ms.NAME`."""
+        return self.address.protocol.lower()
 
     @property
     def name(self) -> str:
@@ -51,7 +56,7 @@ class PeerEndpoint(Connector):
 
 
 def checked(kind: object, topic: object, address: object, example: str) -> tuple[str, TopicPattern]:
-    """The address as text, and the topic."""
+    """Returns the address as text, and the topic."""
     if kind not in KINDS:
         raise arguments.refused(f"there is no kind {kind!r}", f"for example {example}")
     if not isinstance(topic, str):

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import ClassVar, Literal
+from typing import ClassVar, Generic, Literal, TypeVar
 from urllib.parse import urlsplit
 
 from millstream.bridges.arrivals import Arrival
@@ -64,11 +64,14 @@ class PeerAddress:
         return InvalidInput(f"cannot {verb} {self.text}: {error}", next_step="choose another address")
 
 
+Address = TypeVar("Address", bound=PeerAddress)
+
+
 @dataclass(frozen=True)
-class PeerSource:
+class PeerSource(Generic[Address]):
     """Which messages."""
 
-    address: PeerAddress
+    address: Address
     kind: Kind
     prefixes: Sequence[str] = ("",)
     """For subscribers: of the topics; "" is all."""
@@ -77,13 +80,13 @@ class PeerSource:
     bytes_max: int = 1 << 20
 
 
-class PeerBridge(ABC):
+class PeerBridge(ABC, Generic[Address]):
     """Receives, stores and receives again: meanwhile messages wait in the sockets, whose space is bounded."""
 
     name: ClassVar[str]
     """Of the protocol, as in `ms.NAME`."""
 
-    def __init__(self, source: PeerSource, landing: Landing, topic: str) -> None:
+    def __init__(self, source: PeerSource[Address], landing: Landing, topic: str) -> None:
         self._source = source
         self._landing = landing
         self._topic = topic

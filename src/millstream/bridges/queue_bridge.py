@@ -8,18 +8,42 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from millstream import terminal
 from millstream.bridges.arrivals import Arrival
+from millstream.bridges.broker_address import BrokerAddress
 from millstream.bridges.broker_failures import ConnectionLost, Rejected
 from millstream.bridges.landing import Landing
 from millstream.errors import MillstreamError, SourceUnavailable
 
 RECONNECT_SECONDS, RECONNECT_SECONDS_MAX = 0.5, 60.0
 TAKE_SECONDS = 0.2
+PREFETCH = 1000
 CHECK = "check the user, the password, the queue and the selector"
 logger = terminal.logger(__name__)
+
+
+@dataclass(frozen=True)
+class QueueSource:
+    """Which messages of which broker."""
+
+    broker: BrokerAddress
+    destination: str
+    """A queue, or a topic of the broker with a subscription."""
+    selector: str | None = None
+    """Only messages that fit: `region = 'north' and amount > 10`."""
+    subscription: str | None = None
+    """The name by which the broker keeps what comes to a topic while the bridge is away."""
+    id_property: str | None = None
+    """The property or header with a message's stable id."""
+    prefetch: int = PREFETCH
+    bytes_max: int = 1 << 20
+    """A larger message becomes a dead letter."""
+
+    kind: ClassVar[str]
+    """As in `millstream listen KIND`."""
 
 
 class Delivery(NamedTuple):

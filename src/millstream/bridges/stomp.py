@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import ClassVar
 
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.landing import Landing
-from millstream.bridges.queue_bridge import Delivery, QueueBridge
+from millstream.bridges.queue_bridge import Delivery, QueueBridge, QueueSource
 from millstream.bridges.stomp_client import WINDOW_BYTES, StompBroker, StompConnection
 from millstream.bridges.stomp_wire import Frame
 from millstream.errors import InvalidInput
 
-PREFETCH = 1000
 GROUP = "JMSXGroupID"
 OWN = frozenset(
     {"subscription", "ack", "destination", "content-length", "redelivered", "message-id", "receipt", "transaction"}
@@ -20,22 +19,9 @@ OWN = frozenset(
 """Headers of the protocol, not of the message."""
 
 
-@dataclass(frozen=True)
-class StompSource:
-    """Which messages of which broker."""
-
+class StompSource(QueueSource):
     broker: StompBroker
-    destination: str
-    """Such as `/queue/orders`, or `/topic/orders` with a subscription."""
-    selector: str | None = None
-    """Only messages whose headers fit: `region = 'north' and amount > 10`."""
-    subscription: str | None = None
-    """The name by which the broker keeps what comes to a topic while the bridge is away."""
-    id_header: str | None = None
-    """The header with a message's stable id."""
-    prefetch: int = PREFETCH
-    bytes_max: int = 1 << 20
-    """A larger message becomes a dead letter."""
+    kind: ClassVar[str] = "stomp"
 
     def __post_init__(self) -> None:
         if not self.destination:
@@ -90,7 +76,7 @@ class _Subscribed:
             self._topic,
             frame.body,
             None if group is None else group.encode(),
-            None if self._source.id_header is None else given.get(self._source.id_header),
+            None if self._source.id_property is None else given.get(self._source.id_property),
             tuple(headers),
             f"stomp {self._source.destination}",
         )

@@ -9,14 +9,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import Protocol
 
-from millstream.bridges.answered_sink import AnsweredSink, Answers, Outgoing, check_payload
+from millstream.bridges.answered_sink import AnsweredEndpoint, AnsweredSink, Answers, Outgoing
 from millstream.bridges.arrivals import ID_HEADER
 from millstream.bridges.broker_address import BrokerAddress
 from millstream.bridges.broker_failures import ConnectionLost, Declined, Rejected
 from millstream.bridges.topic_pattern import TopicPattern, check_column
-from millstream.connectors.connector import Connector, Writing
+from millstream.connectors.connector import Writing
 from millstream.connectors.sink import Sink
 from millstream.errors import SinkFailed, SinkUnavailable
 from millstream.records import Schema
@@ -38,34 +38,25 @@ class Sending(Protocol):
 
 
 @dataclass(frozen=True)
-class QueueEndpoint(Connector):
+class QueueEndpoint(AnsweredEndpoint):
     """Where rows go, for every protocol."""
 
     broker: BrokerAddress
-    destination: TopicPattern
+    pattern: TopicPattern
     payload: str | None = None
     properties: tuple[str, ...] = ()
     """Columns that consumers can select by."""
-    can_write: ClassVar[bool] = True
 
     @abstractmethod
     def connect(self) -> Sending: ...
 
     def check_written(self, schema: Schema) -> None:
-        self.destination.check(schema, str(self))
-        check_payload(schema, self.payload, str(self))
+        super().check_written(schema)
         for column in self.properties:
             check_column(schema, column, str(self))
 
     def open_sink(self, writing: Writing) -> Sink:
         return TransactedSink(self, writing)
-
-    def __str__(self) -> str:
-        return f"{self.broker.protocol}({self.broker}, {self.destination.text})"
-
-    @property
-    def name(self) -> str:
-        return f"{self.broker.protocol} {self.destination.text}".lower()
 
 
 def properties_of(message: Outgoing) -> dict[str, str]:
@@ -75,7 +66,7 @@ def properties_of(message: Outgoing) -> dict[str, str]:
 
 class TransactedSink(AnsweredSink):
     def __init__(self, endpoint: QueueEndpoint, writing: Writing) -> None:
-        super().__init__(str(endpoint), writing, endpoint.destination, endpoint.payload, endpoint.properties)
+        super().__init__(str(endpoint), writing, endpoint.pattern, endpoint.payload, endpoint.properties)
         self._endpoint = endpoint
         self._connection: Sending | None = None
 

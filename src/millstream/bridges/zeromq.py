@@ -33,13 +33,11 @@ class ZmqAddress(PeerAddress):
         return made
 
 
-class ZmqSource(PeerSource):
-    address: ZmqAddress
+ZmqSource = PeerSource[ZmqAddress]
 
 
-class ZmqBridge(PeerBridge):
+class ZmqBridge(PeerBridge[ZmqAddress]):
     name: ClassVar[str] = "zeromq"
-    _source: ZmqSource
 
     def __init__(self, source: ZmqSource, landing: Landing, topic: str) -> None:
         installed()

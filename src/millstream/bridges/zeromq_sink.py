@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from millstream.bridges.peer_sink import PeerEndpoint, PeerSink, SendKind, checked
+from millstream.bridges.peer_sink import SEND_MS, PeerEndpoint, PeerSink, SendKind, checked
 from millstream.bridges.zeromq import ZmqAddress, installed
 from millstream.connectors.connector import Writing
 from millstream.connectors.sink import Sink
@@ -13,27 +13,7 @@ if TYPE_CHECKING:
     import zmq
 
 EXAMPLE = "zeromq('tcp://127.0.0.1:5555', 'trades.{symbol}', kind='publish', bind=True)"
-SEND_MS = 10_000
 LINGER_MS = 10_000
-
-
-class ZeroMq(PeerEndpoint):
-    address: ZmqAddress
-    protocol: ClassVar[str] = "zeromq"
-
-    def open_sink(self, writing: Writing) -> Sink:
-        installed()
-        return ZeroMqSink(self, writing)
-
-
-def zeromq(address: str, topic: str = "", *, kind: SendKind = "push", bind: bool = False) -> ZeroMq:
-    """A sink that sends every row as JSON over ZeroMQ: `push` to one of the receivers, `publish` to all subscribers.
-
-    Columns in braces are part of the topic, which subscribers choose by its beginning: `trades.{symbol}`. A message has
-    five parts: topic, sender, number, id and body. What is sent while no subscriber is there is lost.
-    """
-    text, pattern = checked(kind, topic, address, EXAMPLE)
-    return ZeroMq(ZmqAddress(text, bind), pattern, kind)
 
 
 class ZeroMqSink(PeerSink):
@@ -66,3 +46,21 @@ class ZeroMqSink(PeerSink):
             self._socket.close()
             self._context.term()
             self._socket = None
+
+
+class ZeroMq(PeerEndpoint):
+    address: ZmqAddress
+
+    def open_sink(self, writing: Writing) -> Sink:
+        installed()
+        return ZeroMqSink(self, writing)
+
+
+def zeromq(address: str, topic: str = "", *, kind: SendKind = "push", bind: bool = False) -> ZeroMq:
+    """A sink that sends every row as JSON over ZeroMQ: `push` to one of the receivers, `publish` to all subscribers.
+
+    Columns in braces are part of the topic, which subscribers choose by its beginning: `trades.{symbol}`. A message has
+    five parts: topic, sender, number, id and body. What is sent while no subscriber is there is lost.
+    """
+    text, pattern = checked(kind, topic, address, EXAMPLE)
+    return ZeroMq(ZmqAddress(text, bind), pattern, kind)

@@ -7,7 +7,7 @@ nullable, and of columns that the table had before: a schema only grows.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ SNAPSHOT, INSERT, UPDATE, DELETE, TRUNCATE, MESSAGE = "snapshot", "insert", "upd
 TIME = pa.timestamp("us", "UTC")
 Values = tuple[Any, ...]
 ToArrow = Callable[[Sequence[Any], pa.Field], pa.Array]
+ColumnTypes = Mapping[tuple[str, str], pa.DataType]
+"""By table and column: the types that replace those of the database."""
 
 
 def key_text(value: Any) -> str | None:

@@ -238,6 +238,7 @@ def flight(
 def mqtt(
     session: Session,
     topic: Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)],
+    *,
     at: Annotated[str, typer.Option(metavar="ADDRESS", help="The broker: mqtt://USER@HOST:1883, or mqtts:// for TLS.")],
     subscribe: Annotated[
         list[str], typer.Option(metavar="FILTER", help="Which messages, such as devices/+/readings; repeatable.")
@@ -248,9 +249,7 @@ def mqtt(
     id_property: Annotated[
         str | None, typer.Option(metavar="NAME", help="The user property with the id of a message, in MQTT 5.")
     ] = None,
-    tls_ca: listen_queues.Trusted = None,
-    tls_cert: listen_queues.Certificate = None,
-    tls_key: listen_queues.CertificateKey = None,
+    tls: listen_queues.ClientTls,
     will_topic: Annotated[
         str | None,
         typer.Option(metavar="TOPIC", help="Where the broker publishes 'offline', retained, if this bridge crashes."),
@@ -273,17 +272,13 @@ def mqtt(
     from millstream.bridges.mqtt_client import PASSWORD_VARIABLE, MqttBroker, Will
     from millstream.bridges.running import bridge_name
     from millstream.records import size_bytes
-    from millstream.secrets import Secret
 
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
-    given = os.environ.get(PASSWORD_VARIABLE)
     broker = MqttBroker(
         at,
         int(protocol),
-        None if given is None else Secret(given),
-        None if tls_ca is None else str(tls_ca),
-        None if tls_cert is None else (str(tls_cert), str(tls_key)),
+        listen_queues.password_in(PASSWORD_VARIABLE),
+        tls.ca_file,
+        tls.certificate,
         None if will_topic is None else Will(will_topic, "offline"),
     )
     source = MqttSource(broker, subscribe, client_id, qos, id_property, size_bytes(max_message))

@@ -2,56 +2,63 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from millstream.cli.listen_queues import (
-    Certificate,
-    CertificateKey,
-    KeepIds,
-    MaxMessage,
-    Topic,
-    Trusted,
-    run_until_stopped,
-)
-from millstream.cli.session import Session
-from millstream.errors import InvalidInput
+from millstream.cli.listen_queues import ClientTls, KeepIds, MaxMessage, Running, Topic, password_in, run_until_stopped
+from millstream.cli.session import Options, Session
 
 if TYPE_CHECKING:
     from millstream.bridges.broker_address import BrokerAddress
+    from millstream.bridges.landing import Landing
+    from millstream.bridges.queue_bridge import QueueSource
 
     Broker = TypeVar("Broker", bound=BrokerAddress)
 
-Selector = Annotated[
-    str | None, typer.Option(metavar="CONDITION", help="Only messages that fit, such as \"region = 'north'\".")
-]
-Subscription = Annotated[
-    str | None,
-    typer.Option(metavar="NAME", help="For a topic of the broker: the name by which it keeps what comes meanwhile."),
-]
-Prefetch = Annotated[int, typer.Option(min=1, help="How many messages may be on the way to the disk.")]
+
+@dataclass(frozen=True)
+class Received(Options):
+    """Which messages of a queue or a topic, and how many at a time."""
+
+    selector: Annotated[
+        str | None, typer.Option(metavar="CONDITION", help="Only messages that fit, such as \"region = 'north'\".")
+    ] = None
+    subscription: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help="For a topic of the broker: the name by which it keeps what comes meanwhile."
+        ),
+    ] = None
+    prefetch: Annotated[int, typer.Option(min=1, help="How many messages may be on the way to the disk.")] = 1000
+    max_message: MaxMessage = "1 MiB"
+    keep_ids: KeepIds = "1 day"
+
+    def settings(self) -> dict[str, Any]:
+        """Of a source."""
+        from millstream.records import size_bytes
+
+        return {
+            "selector": self.selector,
+            "subscription": self.subscription,
+            "prefetch": self.prefetch,
+            "bytes_max": size_bytes(self.max_message),
+        }
 
 
 def amqp1(
     session: Session,
     topic: Topic,
+    *,
     at: Annotated[str, typer.Option(metavar="ADDRESS", help="The broker: amqp://USER@HOST:5672, or amqps:// for TLS.")],
     queue: Annotated[str, typer.Option(help="The queue to receive from, or a topic of the broker.")],
-    selector: Selector = None,
-    subscription: Subscription = None,
-    prefetch: Prefetch = 1000,
+    received: Received,
     id_property: Annotated[
         str | None, typer.Option(metavar="NAME", help="message-id, or the application property with a message's id.")
     ] = None,
-    tls_ca: Trusted = None,
-    tls_cert: Certificate = None,
-    tls_key: CertificateKey = None,
-    max_message: MaxMessage = "1 MiB",
-    keep_ids: KeepIds = "1 day",
+    tls: ClientTls,
 ) -> None:
     """Receive messages of an AMQP 1.0 broker, such as Artemis, until Ctrl-C: acknowledged when safe on disk.
 
@@ -63,35 +70,24 @@ def amqp1(
     """
     from millstream.bridges.amqp1 import Amqp1Bridge, Amqp1Source
     from millstream.bridges.amqp1_client import Amqp1Broker
-    from millstream.bridges.landing import Landing
-    from millstream.bridges.running import bridge_name
-    from millstream.records import size_bytes
 
-    broker = _broker(Amqp1Broker, at, tls_ca, tls_cert, tls_key)
-    source = Amqp1Source(broker, queue, selector, subscription, id_property, prefetch, size_bytes(max_message))
-    name = bridge_name("amqp1", f"{at} {queue} {subscription}")
-    with session.log() as log, Landing(log, name, [topic], keep_ids=keep_ids) as landing:
-        run_until_stopped(Amqp1Bridge(source, landing, topic), landing.counts, f"'{queue}' for topic '{topic}'")
+    source = Amqp1Source(_broker(Amqp1Broker, at, tls), queue, id_property=id_property, **received.settings())
+    _receive(session, topic, at, source, received, lambda landing: Amqp1Bridge(source, landing, topic))
 
 
 def stomp(
     session: Session,
     topic: Topic,
+    *,
     at: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The broker: stomp://USER@HOST:61613/HOST, or stomps:// for TLS.")
     ],
     destination: Annotated[str, typer.Option(help="What to receive, such as /queue/orders or /topic/orders.")],
-    selector: Selector = None,
-    subscription: Subscription = None,
-    prefetch: Prefetch = 1000,
+    received: Received,
     id_header: Annotated[
         str | None, typer.Option(metavar="NAME", help="The header with the stable id of a message.")
     ] = None,
-    tls_ca: Trusted = None,
-    tls_cert: Certificate = None,
-    tls_key: CertificateKey = None,
-    max_message: MaxMessage = "1 MiB",
-    keep_ids: KeepIds = "1 day",
+    tls: ClientTls,
 ) -> None:
     """Receive messages of a STOMP broker, such as ActiveMQ, until Ctrl-C: acknowledged when safe on disk.
 
@@ -101,31 +97,26 @@ def stomp(
     Example:
       millstream listen stomp orders --at stomp://shop@127.0.0.1 --destination /queue/orders
     """
-    from millstream.bridges.landing import Landing
-    from millstream.bridges.running import bridge_name
     from millstream.bridges.stomp import StompBridge, StompSource
     from millstream.bridges.stomp_client import StompBroker
-    from millstream.records import size_bytes
 
-    broker = _broker(StompBroker, at, tls_ca, tls_cert, tls_key)
-    source = StompSource(broker, destination, selector, subscription, id_header, prefetch, size_bytes(max_message))
-    name = bridge_name("stomp", f"{at} {destination} {subscription}")
-    with session.log() as log, Landing(log, name, [topic], keep_ids=keep_ids) as landing:
-        run_until_stopped(StompBridge(source, landing, topic), landing.counts, f"'{destination}' for topic '{topic}'")
+    source = StompSource(_broker(StompBroker, at, tls), destination, id_property=id_header, **received.settings())
+    _receive(session, topic, at, source, received, lambda landing: StompBridge(source, landing, topic))
 
 
-def _broker(kind: type[Broker], at: str, ca: Path | None, certificate: Path | None, key: Path | None) -> Broker:
-    from millstream.secrets import Secret
+def _broker(kind: type[Broker], at: str, tls: ClientTls) -> Broker:
+    return kind(at, password_in(kind.password_variable), tls.ca_file, tls.certificate)
 
-    if (certificate is None) != (key is None):
-        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
-    password = os.environ.get(kind.password_variable)
-    return kind(
-        at,
-        None if password is None else Secret(password),
-        None if ca is None else str(ca),
-        None if certificate is None else (str(certificate), str(key)),
-    )
+
+def _receive(
+    session: Session, topic: str, at: str, source: QueueSource, received: Received, bridge: Callable[[Landing], Running]
+) -> None:
+    from millstream.bridges.landing import Landing
+    from millstream.bridges.running import bridge_name
+
+    name = bridge_name(source.kind, f"{at} {source.destination} {source.subscription}")
+    with session.log() as log, Landing(log, name, [topic], keep_ids=received.keep_ids) as landing:
+        run_until_stopped(bridge(landing), landing.counts, f"'{source.destination}' for topic '{topic}'")
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (amqp1, stomp)

@@ -5,17 +5,19 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import typer
 
 from millstream.cli.output import show_note
-from millstream.cli.session import Session, complete_topics
+from millstream.cli.session import Options, Session, complete_topics
 from millstream.errors import InvalidInput
 
 if TYPE_CHECKING:
     from millstream.bridges.landing import Counts
+    from millstream.secrets import Secret
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)]
 MaxMessage = Annotated[str, typer.Option(metavar="SIZE", help="The largest message; a larger one is a dead letter.")]
@@ -23,13 +25,31 @@ KeepIds = Annotated[
     str, typer.Option(metavar="'1 day'", help="How long an id is remembered: a repeated one is not stored again.")
 ]
 
-Trusted = Annotated[Path | None, typer.Option(metavar="FILE", help="Certificates to trust, if not the system's.")]
-Certificate = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="This client's certificate, if the broker wants one.")
-]
-CertificateKey = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")]
 Region = Annotated[str | None, typer.Option(help="Of AWS; default: that of boto3's configuration.")]
 Endpoint = Annotated[str | None, typer.Option(metavar="URL", help="Of a service that is not Amazon's.")]
+
+
+@dataclass(frozen=True)
+class ClientTls(Options):
+    """How a bridge that connects to a broker encrypts, and shows who it is."""
+
+    tls_ca: Annotated[Path | None, typer.Option(metavar="FILE", help="Certificates to trust, if not the system's.")] = (
+        None
+    )
+    tls_cert: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="This client's certificate, if the broker wants one.")
+    ] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")] = None
+
+    @property
+    def ca_file(self) -> str | None:
+        return None if self.tls_ca is None else str(self.tls_ca)
+
+    @property
+    def certificate(self) -> tuple[str, str] | None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
+        return None if self.tls_cert is None else (str(self.tls_cert), str(self.tls_key))
 
 
 class Running(Protocol):
@@ -43,6 +63,7 @@ class Running(Protocol):
 def amqp(
     session: Session,
     topic: Topic,
+    *,
     at: Annotated[
         str, typer.Option(metavar="ADDRESS", help="The broker: amqp://USER@HOST:5672/VHOST, or amqps:// for TLS.")
     ],
@@ -62,9 +83,7 @@ def amqp(
     id_property: Annotated[
         str | None, typer.Option(metavar="NAME", help="message-id, or the header with the id of a message.")
     ] = None,
-    tls_ca: Trusted = None,
-    tls_cert: Certificate = None,
-    tls_key: CertificateKey = None,
+    tls: ClientTls,
     max_message: MaxMessage = "1 MiB",
     keep_ids: KeepIds = "1 day",
 ) -> None:
@@ -82,17 +101,8 @@ def amqp(
     from millstream.bridges.landing import Landing
     from millstream.bridges.running import bridge_name
     from millstream.records import size_bytes
-    from millstream.secrets import Secret
 
-    if (tls_cert is None) != (tls_key is None):
-        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
-    given = os.environ.get(PASSWORD_VARIABLE)
-    broker = AmqpBroker(
-        at,
-        None if given is None else Secret(given),
-        None if tls_ca is None else str(tls_ca),
-        None if tls_cert is None else (str(tls_cert), str(tls_key)),
-    )
+    broker = AmqpBroker(at, password_in(PASSWORD_VARIABLE), tls.ca_file, tls.certificate)
     source = AmqpSource(
         broker, queue, exchange, exchange_type, bind or (), prefetch, id_property, size_bytes(max_message)
     )
@@ -168,6 +178,13 @@ def kinesis(
     name = bridge_name("kinesis", f"{region} {endpoint} {stream}")
     with session.log() as log, PositionedLanding(log, name, topic) as landing:
         run_until_stopped(KinesisBridge(source, landing), landing.counts, f"stream '{stream}' for topic '{topic}'")
+
+
+def password_in(variable: str) -> Secret | None:
+    from millstream.secrets import Secret
+
+    given = os.environ.get(variable)
+    return None if given is None else Secret(given)
 
 
 def run_until_stopped(bridge: Running, counts: Counts, what: str) -> None:

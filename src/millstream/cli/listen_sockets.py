@@ -5,18 +5,18 @@ from __future__ import annotations
 import ssl
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millstream.cli.output import show_note
-from millstream.cli.session import Session, complete_topics
+from millstream.cli.session import Options, Session, complete_topics
 from millstream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from millstream.bridges.landing import Landing
-    from millstream.bridges.peers import Kind, PeerBridge
+    from millstream.bridges.peers import Address, Kind, PeerBridge, PeerSource
     from millstream.bridges.socket_listener import Doors, Reader
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)]
@@ -28,30 +28,64 @@ Senders = Annotated[
     ),
 ]
 MaxMessage = Annotated[str, typer.Option(metavar="SIZE", help="The largest message.")]
-Certificate = Annotated[Path | None, typer.Option(metavar="FILE", help="The server's certificate, for TLS.")]
-Key = Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")]
-Authorities = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Accept only clients with a certificate that this file trusts.")
-]
 
-PeerAt = Annotated[str, typer.Option(metavar="ADDRESS", help="tcp://HOST:PORT or ipc://PATH.")]
-Binds = Annotated[bool, typer.Option("--bind", help="Wait for senders there, instead of connecting to one.")]
-Prefixes = Annotated[
-    list[str] | None,
-    typer.Option(metavar="PREFIX", help="Of a publisher, the topics that begin so; '' is all. Default: pull."),
-]
+
+@dataclass(frozen=True)
+class ServerTls(Options):
+    """How a listener encrypts, and whom it accepts."""
+
+    tls_cert: Annotated[Path | None, typer.Option(metavar="FILE", help="The server's certificate, for TLS.")] = None
+    tls_key: Annotated[Path | None, typer.Option(metavar="FILE", help="The key of the certificate.")] = None
+    tls_ca: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Accept only clients with a certificate that this file trusts.")
+    ] = None
+
+    def context(self) -> ssl.SSLContext | None:
+        if self.tls_cert is None and self.tls_key is None and self.tls_ca is None:
+            return None
+        if self.tls_cert is None or self.tls_key is None:
+            raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.tls_cert, self.tls_key)
+            if self.tls_ca is not None:
+                context.load_verify_locations(self.tls_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except (OSError, ssl.SSLError) as error:
+            raise InvalidInput(f"the certificate cannot be used: {error}", next_step="give PEM files") from error
+        return context
+
+
+@dataclass(frozen=True)
+class Peer(Options):
+    """The other side of a protocol without a broker, and which of its messages."""
+
+    at: Annotated[str, typer.Option(metavar="ADDRESS", help="tcp://HOST:PORT or ipc://PATH.")]
+    bind: Annotated[bool, typer.Option("--bind", help="Wait for senders there, instead of connecting to one.")] = False
+    subscribe: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PREFIX", help="Of a publisher, the topics that begin so; '' is all. Default: pull."),
+    ] = None
+    max_message: MaxMessage = "1 MiB"
+
+    def source(self, address: type[Address], *, numbered: bool) -> PeerSource[Address]:
+        from millstream.bridges.peers import PeerSource
+        from millstream.records import size_bytes
+
+        kind: Kind = "pull" if self.subscribe is None else "subscribe"
+        prefixes = self.subscribe or [""]
+        return PeerSource(address(self.at, self.bind), kind, prefixes, numbered, size_bytes(self.max_message))
 
 
 def tcp(
     session: Session,
     topic: Topic,
+    *,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 9000,
     senders: Senders = None,
     max_message: MaxMessage = "1 MiB",
-    tls_cert: Certificate = None,
-    tls_key: Key = None,
-    tls_ca: Authorities = None,
+    tls: ServerTls,
 ) -> None:
     """Receive lines over TCP until Ctrl-C: every line is a record.
 
@@ -68,7 +102,7 @@ def tcp(
     reader = _reader(topic, "lines", max_message, senders, is_local=address.is_local)
     with bound(address) as taken:
         number = taken.getsockname()[1]
-        doors = Doors(streams=[taken], tls=_tls(tls_cert, tls_key, tls_ca))
+        doors = Doors(streams=[taken], tls=tls.context())
         _serve(session, doors, reader, "tcp", f"{host}:{number}")
 
 
@@ -115,13 +149,12 @@ def pipe(
 def syslog(
     session: Session,
     topic: Topic,
+    *,
     host: Host = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Of TCP and UDP; 0: any free port.")] = 5514,
     senders: Senders = None,
     max_message: MaxMessage = "64 KiB",
-    tls_cert: Certificate = None,
-    tls_key: Key = None,
-    tls_ca: Authorities = None,
+    tls: ServerTls,
 ) -> None:
     """Receive syslog over TCP and UDP until Ctrl-C, as JSON: facility, severity, at, host, app, process, message.
 
@@ -139,12 +172,12 @@ def syslog(
 
     address = ListenAddress.of(host, port)
     reader = _reader(topic, "syslog", max_message, senders, is_local=address.is_local)
-    tls = _tls(tls_cert, tls_key, tls_ca)
+    context = tls.context()
     with ExitStack() as opened:
         taken = opened.enter_context(bound(address))
         number = taken.getsockname()[1]
-        datagrams = [] if tls else [opened.enter_context(datagram_socket(str(address.ip), number))]
-        _serve(session, Doors([taken], datagrams, tls=tls), reader, "syslog", f"{host}:{number}")
+        datagrams = [] if context else [opened.enter_context(datagram_socket(str(address.ip), number))]
+        _serve(session, Doors([taken], datagrams, tls=context), reader, "syslog", f"{host}:{number}")
 
 
 def udp(
@@ -192,13 +225,10 @@ def udp(
 def zeromq(
     session: Session,
     topic: Topic,
-    at: PeerAt,
-    bind: Binds = False,
-    subscribe: Prefixes = None,
+    peer: Peer,
     numbered: Annotated[
         bool, typer.Option("--numbered", help="Messages have the parts of ms.zeromq: count missing ones, keep ids.")
     ] = False,
-    max_message: MaxMessage = "1 MiB",
 ) -> None:
     """Receive messages over ZeroMQ until Ctrl-C: pull, or subscribe to a publisher. There are no acknowledgements.
 
@@ -209,24 +239,18 @@ def zeromq(
     Example:
       millstream listen zeromq trades --at tcp://127.0.0.1:5555 --subscribe 'trades.'
     """
-    from millstream.bridges.zeromq import ZmqAddress, ZmqBridge, ZmqSource
-    from millstream.records import size_bytes
+    from millstream.bridges.zeromq import ZmqAddress, ZmqBridge
 
-    kind: Kind = "pull" if subscribe is None else "subscribe"
-    source = ZmqSource(ZmqAddress(at, bind), kind, subscribe or [""], numbered, size_bytes(max_message))
-    _receive(session, lambda landing: ZmqBridge(source, landing, topic), topic, "zeromq", at)
+    _receive(session, ZmqBridge, peer.source(ZmqAddress, numbered=numbered), topic)
 
 
 def nanomsg(
     session: Session,
     topic: Topic,
-    at: PeerAt,
-    bind: Binds = False,
-    subscribe: Prefixes = None,
+    peer: Peer,
     numbered: Annotated[
         bool, typer.Option("--numbered", help="Messages have the parts of ms.nanomsg: count missing ones, keep ids.")
     ] = False,
-    max_message: MaxMessage = "1 MiB",
 ) -> None:
     """Receive messages over nanomsg (NNG) until Ctrl-C: pull, or subscribe to a publisher. No acknowledgements.
 
@@ -236,22 +260,20 @@ def nanomsg(
     Example:
       millstream listen nanomsg trades --at tcp://127.0.0.1:5555 --subscribe 'trades.'
     """
-    from millstream.bridges.nanomsg import NanomsgAddress, NanomsgBridge, NanomsgSource
-    from millstream.records import size_bytes
+    from millstream.bridges.nanomsg import NanomsgAddress, NanomsgBridge
 
-    kind: Kind = "pull" if subscribe is None else "subscribe"
-    source = NanomsgSource(NanomsgAddress(at, bind), kind, subscribe or [""], numbered, size_bytes(max_message))
-    _receive(session, lambda landing: NanomsgBridge(source, landing, topic), topic, "nanomsg", at)
+    _receive(session, NanomsgBridge, peer.source(NanomsgAddress, numbered=numbered), topic)
 
 
-def _receive(session: Session, made: Callable[[Landing], PeerBridge], topic: str, name: str, at: str) -> None:
+def _receive(session: Session, kind: type[PeerBridge[Address]], source: PeerSource[Address], topic: str) -> None:
     import signal
 
     from millstream.bridges.landing import Landing
     from millstream.bridges.running import bridge_name
 
-    with session.log() as log, Landing(log, bridge_name(name, at), [topic]) as landing:
-        bridge = made(landing)
+    at = source.address.text
+    with session.log() as log, Landing(log, bridge_name(kind.name, at), [topic]) as landing:
+        bridge = kind(source, landing, topic)
         bridge.on_ready = lambda: show_note(f"receiving from {at} for topic '{topic}' until Ctrl-C")
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: bridge.stop())
@@ -282,22 +304,6 @@ def _reader(
             next_step="name the senders, such as --from 10.0.0.0/8, or listen on this machine only: --host 127.0.0.1",
         )
     return Reader(topic, kind, size_bytes(max_message), allowed)
-
-
-def _tls(certificate: Path | None, key: Path | None, authorities: Path | None) -> ssl.SSLContext | None:
-    if certificate is None and key is None and authorities is None:
-        return None
-    if certificate is None or key is None:
-        raise InvalidInput("a certificate and its key belong together", next_step="give --tls-cert and --tls-key")
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    try:
-        context.load_cert_chain(certificate, key)
-        if authorities is not None:
-            context.load_verify_locations(authorities)
-            context.verify_mode = ssl.CERT_REQUIRED
-    except (OSError, ssl.SSLError) as error:
-        raise InvalidInput(f"the certificate cannot be used: {error}", next_step="give PEM files") from error
-    return context
 
 
 def _serve(session: Session, doors: Doors, reader: Reader, kind: str, where: str) -> None:

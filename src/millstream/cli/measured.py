@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="The name of the job.")]
+Step = Annotated[str | None, typer.Option(help="Only this step.")]
 Folder = Annotated[Path | None, typer.Option(help="The job's folder, if it was run with --folder.")]
 COLUMNS = ["step", "in", "out", "late", "dead", "rows/s", "delay s", "own s", "lag", "lag s", "state rows", "bytes"]
 HISTORY_COLUMNS = ["at", "batch", "rows/s", "lag", "lag s", "delay s", "batch s", "busy %"]
@@ -26,10 +27,29 @@ def register(app: typer.Typer) -> None:
     command(app, "why-silent")(why_silent)
 
 
+def why_silent(session: Session, name: JobName, folder: Folder = None) -> None:
+    """Find out why nothing comes out of a job: its input, its watermarks, its steps and its sinks.
+
+    \b
+    Example:
+      millstream why-silent team-scores
+    """
+    found = _silence(session, name, folder)
+    if session.json:
+        show_document(found)
+        return
+    if not found["is_silent"]:
+        show_note("rows were written in the last minute")
+    elif not found["findings"]:
+        show_note("nothing that is known explains it: look at its log and its metrics")
+    for each in found["findings"]:
+        show_text(f"{each['what']}\n  -> {each['next_step']}")
+
+
 def metrics(
     session: Session,
     name: JobName,
-    step: Annotated[str | None, typer.Option(help="Only this step.")] = None,
+    step: Step = None,
     last: Annotated[
         str | None, typer.Option(metavar="'10 minutes'", help="Also the history of this time; default: the newest.")
     ] = None,
@@ -51,25 +71,6 @@ def metrics(
     show_table(session, COLUMNS, rows, document=found, empty=f"'{name}' has no metrics yet")
     if not session.json and samples and samples[-1]["waits_for"]:
         show_note(f"it waits for {samples[-1]['waits_for']}")
-
-
-def why_silent(session: Session, name: JobName, folder: Folder = None) -> None:
-    """Find out why nothing comes out of a job: its input, its watermarks, its steps and its sinks.
-
-    \b
-    Example:
-      millstream why-silent team-scores
-    """
-    found = _silence(session, name, folder)
-    if session.json:
-        show_document(found)
-        return
-    if not found["is_silent"]:
-        show_note("rows were written in the last minute")
-    elif not found["findings"]:
-        show_note("nothing that is known explains it: look at its log and its metrics")
-    for each in found["findings"]:
-        show_text(f"{each['what']}\n  -> {each['next_step']}")
 
 
 def _silence(session: Session, name: str, folder: Path | None) -> dict[str, Any]:

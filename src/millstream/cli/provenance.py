@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.cli.measured import Folder, JobName
+from millstream.cli.measured import Folder, JobName, Step
 from millstream.cli.output import Cell, show_note, show_table
 from millstream.cli.session import Session, command
 from millstream.errors import InvalidInput, MillstreamError
@@ -28,7 +28,7 @@ def register(app: typer.Typer) -> None:
 def provenance(
     session: Session,
     name: JobName,
-    step: Annotated[str | None, typer.Option(help="Only this step.")] = None,
+    step: Step = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help="Only batches since this time, or since so long: '1 hour'.")
     ] = None,

@@ -7,11 +7,11 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from functools import wraps
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
 import typer
 
@@ -88,6 +88,10 @@ class Session:
         return None if folder is None or folder.exists() else folder
 
 
+class Options:
+    """What several commands share: subclasses are dataclasses, and each of their fields is an option."""
+
+
 def command(
     app: typer.Typer, name: str
 ) -> Callable[[Callable[Concatenate[Session, Given], None]], Callable[Concatenate[Session, Given], None]]:
@@ -98,11 +102,16 @@ def command(
         def run(ctx: typer.Context, log: str | None, as_json: bool, **own: Any) -> None:
             before: Session = ctx.find_root().obj
             session = Session(address=log or before.address, json=as_json or before.json)
+            for name, shared in bundles.items():
+                own[name] = shared(**{each.name: own.pop(each.name) for each in _parameters(shared)})
             function(session, **own)  # type: ignore[call-arg]
 
         signature = inspect.signature(function, eval_str=True)
         keyword = inspect.Parameter.KEYWORD_ONLY
-        own = [parameter.replace(kind=keyword) for parameter in list(signature.parameters.values())[1:]]
+        given = list(signature.parameters.values())[1:]
+        bundles = {each.name: each.annotation for each in given if _is_bundle(each)}
+        expanded = [_parameters(each.annotation) if _is_bundle(each) else [each] for each in given]
+        own = [parameter.replace(kind=keyword) for parameters in expanded for parameter in parameters]
         shared = [
             inspect.Parameter("ctx", keyword, annotation=typer.Context),
             inspect.Parameter("log", keyword, annotation=LogAddress, default=None),
@@ -114,6 +123,24 @@ def command(
         return function
 
     return register
+
+
+def _is_bundle(parameter: inspect.Parameter) -> bool:
+    return isinstance(parameter.annotation, type) and issubclass(parameter.annotation, Options)
+
+
+def _parameters(shared: Any) -> list[inspect.Parameter]:
+    """The options of a subclass of `Options`."""
+    annotations = get_type_hints(shared, include_extras=True)
+    return [
+        inspect.Parameter(
+            each.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            annotation=annotations[each.name],
+            default=inspect.Parameter.empty if each.default is MISSING else each.default,
+        )
+        for each in fields(shared)
+    ]
 
 
 def subcommands(app: typer.Typer, name: str, help: str, *functions: Callable[..., None]) -> None:

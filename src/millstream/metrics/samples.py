@@ -26,6 +26,26 @@ class StepPlan:
 
 
 @dataclass(frozen=True)
+class PartitionSample:
+    """A partition of a source. Only the newest values are kept."""
+
+    source: str
+    partition: str
+    offset: int | None = None
+    """The next to read."""
+    end: int | None = None
+    """The first that does not exist yet."""
+    watermark: float | None = None
+    moved_at: float | None = None
+    """When its watermark last moved."""
+    active_at: float | None = None
+    """When it last had rows; None: it had none since the job exists."""
+    seen_at: float | None = None
+    """When the job first saw the partition."""
+    lag_s: float | None = None
+
+
+@dataclass(frozen=True)
 class StepSample:
     rows_in: int | None = None
     """None: unknown, since Spark runs several steps as one."""
@@ -48,26 +68,6 @@ class StepSample:
     """How long the oldest of them has waited."""
     state_rows: int | None = None
     state_bytes: int | None = None
-
-
-@dataclass(frozen=True)
-class PartitionSample:
-    """A partition of a source. Only the newest values are kept."""
-
-    source: str
-    partition: str
-    offset: int | None = None
-    """The next to read."""
-    end: int | None = None
-    """The first that does not exist yet."""
-    watermark: float | None = None
-    moved_at: float | None = None
-    """When its watermark last moved."""
-    active_at: float | None = None
-    """When it last had rows; None: it had none since the job exists."""
-    seen_at: float | None = None
-    """When the job first saw the partition."""
-    lag_s: float | None = None
 
 
 @dataclass(frozen=True)

@@ -34,25 +34,6 @@ class Unsupported(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
-    gtid: str
-    at_us: int
-    place: int
-    """Where the transaction starts; see `place_of`."""
-    is_prepared: bool
-    """The first phase of a transaction that is committed, or rolled back, later."""
-
-
-@dataclass(frozen=True, slots=True)
-class Commit:
-    gtids: str
-    """The GTIDs up to which all transactions were sent, one for each domain."""
-    place: int
-    last: dict[str, Any]
-    """This transaction, and the GTIDs before it: by this, a server shows that it has it."""
-
-
-@dataclass(frozen=True, slots=True)
 class Rows:
     op: str
     table: TableMap
@@ -70,6 +51,25 @@ class Statement:
     def folded(self) -> Statement:
         """With names as a server has them that does not distinguish their case."""
         return Statement(self.schema.lower(), self.sql.lower())
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    gtids: str
+    """The GTIDs up to which all transactions were sent, one for each domain."""
+    place: int
+    last: dict[str, Any]
+    """This transaction, and the GTIDs before it: by this, a server shows that it has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    gtid: str
+    at_us: int
+    place: int
+    """Where the transaction starts; see `place_of`."""
+    is_prepared: bool
+    """The first phase of a transaction that is committed, or rolled back, later."""
 
 
 Message = Begin | Commit | Rows | Statement

@@ -12,9 +12,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import pyarrow as pa
-
-from millstream.capture.changes import TRUNCATE, TableShape, check_columns, check_distinct
+from millstream.capture.changes import TRUNCATE, ColumnTypes, TableShape, check_columns, check_distinct
 from millstream.capture.mariadb.address import parsed
 from millstream.capture.mariadb.binlog import (
     Begin,
@@ -46,13 +44,7 @@ NEW_NAME = "capture the tables under another name, into other topics: they start
 
 
 class MariadbDatabase:
-    def __init__(
-        self,
-        dsn: str,
-        tables: Mapping[str, str],
-        name: str,
-        types: Mapping[tuple[str, str], pa.DataType] | None = None,
-    ) -> None:
+    def __init__(self, dsn: str, tables: Mapping[str, str], name: str, types: ColumnTypes | None = None) -> None:
         """`tables` are the captured ones, each with its topic; `types`, by table and column, replace MariaDB's."""
         self._address = parsed(dsn)
         self._wanted = tables

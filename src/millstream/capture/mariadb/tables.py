@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import TableShape
+from millstream.capture.changes import ColumnTypes, TableShape
 from millstream.capture.mariadb import values
 from millstream.capture.mariadb.connections import rows
 from millstream.capture.mariadb.types import catalog_column, type_of
@@ -73,7 +73,7 @@ def shape_of(
     table: MariadbTable,
     topic: str,
     columns: Sequence[BinlogColumn],
-    chosen: Mapping[tuple[str, str], pa.DataType],
+    chosen: ColumnTypes,
 ) -> TableShape:
     fields = [pa.field(column.name, chosen.get((table.name, column.name)) or type_of(column)) for column in columns]
     return TableShape.of(table.name, topic, Schema.of(pa.schema(fields)), table.key)

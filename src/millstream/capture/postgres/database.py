@@ -13,9 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import pyarrow as pa
-
-from millstream.capture.changes import TableShape, check_columns, check_distinct
+from millstream.capture.changes import ColumnTypes, TableShape, check_columns, check_distinct
 from millstream.capture.ports import Position, Progress
 from millstream.capture.postgres.connections import (
     Replication,
@@ -57,7 +55,7 @@ class PostgresDatabase:
         dsn: str,
         tables: Mapping[str, str],
         name: str,
-        types: Mapping[tuple[str, str], pa.DataType] | None = None,
+        types: ColumnTypes | None = None,
         messages: str | None = None,
     ) -> None:
         """`tables` are the captured ones, each with its topic; `types`, by table and column, replace Postgres's.

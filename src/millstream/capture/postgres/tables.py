@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from millstream.capture.changes import TableShape
+from millstream.capture.changes import ColumnTypes, TableShape
 from millstream.capture.postgres.types import type_of
 from millstream.connectors.databases.postgres import quoted
 from millstream.errors import InvalidInput, NotFound
@@ -73,7 +73,7 @@ class PostgresTable:
 class Types:
     """Types of columns by the oids of Postgres, looked up once."""
 
-    def __init__(self, db: Any, chosen: Mapping[tuple[str, str], pa.DataType]) -> None:
+    def __init__(self, db: Any, chosen: ColumnTypes) -> None:
         self._db = db
         self.chosen = chosen
         self._known: dict[int, tuple[str, int, str | None]] = {}

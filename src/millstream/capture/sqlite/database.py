@@ -17,14 +17,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
 from millstream.capture.changes import (
     DELETE,
     INSERT,
     SNAPSHOT,
     UPDATE,
     Change,
+    ColumnTypes,
     TableShape,
     check_columns,
     check_distinct,
@@ -47,13 +46,7 @@ DONE = "done"
 
 
 class SqliteDatabase:
-    def __init__(
-        self,
-        path: Path,
-        tables: Mapping[str, str],
-        name: str,
-        types: Mapping[tuple[str, str], pa.DataType] | None = None,
-    ) -> None:
+    def __init__(self, path: Path, tables: Mapping[str, str], name: str, types: ColumnTypes | None = None) -> None:
         """`tables` are the captured ones, each with its topic; `types`, by table and column, replace declared types."""
         self._path = path.expanduser().absolute()
         self._wanted = tables

@@ -210,3 +210,24 @@ def test_alternatives_and_any_order() -> None:
     parts = [ms.pattern(*stage(name)) for name in "bcd"]
     order = ms.pattern(*stage("a")).followed_by(ms.any_order(*parts))
     assert run(order, add("a1", "d2", "x3", "b4", "c5"), Watermark(None)) == [[], ["a1 d2 b4 c5"]]
+
+
+@pytest.mark.on_spark("more")
+def test_conditions_look_into_the_arrays_and_structs_of_other_rows() -> None:
+    grown = ms.pattern("a", "array_contains(tags, 'new')").followed_by(
+        "b", "size(tags) > size(a.tags) and place.x > a.place.x"
+    )
+
+    def build(rows: Any) -> Any:
+        found = rows.key_by("key").match(grown, name="step")
+        return found.select("key", tags="b.tags", x="last(b.place).x", at="match_end")
+
+    given = [(["new"], 1), (None, None), (["old", "new"], 1), (["x", "y"], 2)]
+    places = [None if x is None else {"x": x} for _, x in given]
+    rows = [
+        {"key": "k", "tags": tags, "place": place, "at": t(at)}
+        for at, ((tags, _), place) in enumerate(zip(given, places, strict=True))
+    ]
+    schema = "key string, tags array<string>, place struct<x: int>, at timestamp"
+    out = play(build, [Add(rows), Watermark(None)], schema=schema, event_time="at")
+    assert out == [[], [{"key": "k", "tags": ["x", "y"], "x": 2, "at": t(3)}]]

@@ -23,7 +23,7 @@ class Conditions:
     search: Search
     schema: Schema
     rows: list[Row] = field(default_factory=list)
-    _known: dict[Any, Any] = field(default_factory=dict)
+    _known: dict[tuple[str, int, str], Any] = field(default_factory=dict)
     """Values that were computed, since a row is asked about again and again."""
 
     def hold(self, test: Test, place: int, path: Path) -> bool:
@@ -53,7 +53,7 @@ class Conditions:
         return self._computed(reference.argument, before, {}, ())
 
     def _computed(self, made: Expression, place: int, values: dict[str, Any], references: tuple[Reference, ...]) -> Any:
-        asked = (made.spark, place, tuple(values.values()))
+        asked = (made.spark, place, repr(list(values.values())))  # an array or a struct has no hash
         if asked not in self._known:
             self._known[asked] = self._evaluated(made, place, values, references)
         return self._known[asked]

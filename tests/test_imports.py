@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import pkgutil
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -232,3 +233,40 @@ def test_no_package_has_the_name_of_a_public_function() -> None:
     """Importing `millstream.x` sets `millstream.x`, whatever it was before. `millstream.errors` is a module."""
     inside = {each.name for each in pkgutil.iter_modules(millstream.__path__)}
     assert inside & {*millstream.__all__} == {"errors"}
+
+
+# ---------------------------------------------------------------- the page that describes the packages
+
+PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text()
+ROW = re.compile(r"^\| `([a-z_]+)(?:/|\.py)` \|.*\| ([^|]*) \|$", re.MULTILINE)
+ROOM = re.compile(r"^ ((?:[a-z_]+/)+)(?=\s|$|[a-z_]+\.py)")
+
+
+def test_the_page_has_every_package_and_what_it_may_import() -> None:
+    packages = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.glob("*.py"))}
+    modules = {path.stem for path in ROOT.glob("[a-z]*.py")}
+    listed = dict(ROW.findall(PAGE))
+    assert set(listed) == packages | modules
+    for package, imported in listed.items():
+        assert imported == (", ".join(MAY_IMPORT[package]) or "\N{EN DASH}"), package
+
+
+def test_the_page_names_only_modules_that_exist() -> None:
+    """A module is in the folder under which it stands on the page, or in one below it."""
+    missing = []
+    for block in re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL):
+        room = ROOT
+        for line in block.splitlines():
+            if found := ROOM.match(line):
+                room = ROOT / found[1]
+            elif line[1:2].strip():
+                room = ROOT
+            names = re.findall(r"[a-z_0-9]+\.py", line)
+            missing += [f"{room.relative_to(ROOT)}: {name}" for name in names if not any(room.rglob(name))]
+    assert not missing
+
+
+def test_the_page_shows_every_folder() -> None:
+    blocks = "".join(re.findall(r"^```text\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL))
+    folders = [path for path in ROOT.rglob("*") if path.is_dir() and any(path.glob("[a-z]*.py"))]
+    assert not [folder for folder in folders if f"{folder.name}/" not in blocks]

@@ -20,7 +20,7 @@ FOLDER = Path(__file__).parent.parent / "examples" / "notebooks"
 SHOWS = {
     "first_steps": ["stream read_scores", "table", "flow team-scores", "rows of the last preview"],
     "running_job": ["job pumps: ended", "newest rows of write_litres", "watermark", "rows/s"],
-    "patterns_of_time": ["<svg", "too late", "late pane"],
+    "windows_and_triggers": ["<svg", "too late", "late pane"],
 }
 
 pytestmark = [pytest.mark.more, pytest.mark.own_processes, pytest.mark.timeout(600)]

@@ -77,13 +77,13 @@ class Fleet:
         self,
         bridges: Sequence[BridgeSettings],
         log: str | None,
-        tell: Callable[[str], None],
+        report: Callable[[str], None],
         *,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._bridges = bridges
         self._log = [] if log is None else ["--log", log]
-        self._tell = tell
+        self._report = report
         self._retry_seconds = retry_seconds
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -117,11 +117,11 @@ class Fleet:
             if self._stopped.is_set():
                 return
             if code in USER_ERRORS:
-                self._tell(f"[{bridge.name}] given up: fix its settings and start again")
+                self._report(f"[{bridge.name}] given up: fix its settings and start again")
                 self.given_up.append(bridge.name)
                 return
             pause = self._retry_seconds if lasted.is_set() else pause
-            self._tell(f"[{bridge.name}] ended with code {code}; starting again in {pause:g} s")
+            self._report(f"[{bridge.name}] ended with code {code}; starting again in {pause:g} s")
             self._stopped.wait(pause)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
 
@@ -136,7 +136,7 @@ class Fleet:
         assert process.stderr is not None
         with process.stderr:
             for line in process.stderr:
-                self._tell(f"[{bridge.name}] {line.rstrip()}")
+                self._report(f"[{bridge.name}] {line.rstrip()}")
         try:
             return process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:

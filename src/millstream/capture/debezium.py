@@ -40,7 +40,7 @@ from millstream.capture.topics import MappedSource, TopicOfChanges, key_columns,
 from millstream.connectors import arguments
 from millstream.connectors.claims import Claim, Keeper
 from millstream.connectors.connector import Connector, Reading, WorkerNeeds, Writing
-from millstream.connectors.dead_letters import Origin, letters
+from millstream.connectors.dead_letters import Origin, dead_letter_table
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.kafka.endpoint import REGISTRY_WAIT_SECONDS, Kafka
 from millstream.connectors.kafka.registry_client import RegistryClient
@@ -263,7 +263,7 @@ class DebeziumSource(MappedSource):
             found = self._codec.decode(values)
             dead = slab.dead
             if found.failures:
-                own = letters(values, slab.offsets, found.failures, Origin(self._topic, int(slab.partition)))
+                own = dead_letter_table(values, slab.offsets, found.failures, Origin(self._topic, int(slab.partition)))
                 dead = own if dead is None else pa.concat_tables([dead, own])
             rows = self._columns(pa.Table.from_batches([found.rows]))
             yield Slab(slab.partition, rows, slab.offsets[found.indices], dead)

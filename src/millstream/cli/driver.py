@@ -125,7 +125,7 @@ def _why(log_address: str, file: str, flow: str, folder: str, job: str, given: s
     return {"file": f"test_{case.name}.py", "text": text_of(case, str(Path(file).resolve()))}
 
 
-def _rehearse_letters(log_address: str, file: str, flow: str, topic: str) -> dict[str, object]:
+def _rehearse_dead_letters(log_address: str, file: str, flow: str, topic: str) -> dict[str, object]:
     """How many dead letters of a topic the flow of a file would take."""
     from millstream.cli.dead_letters import rehearsed_letters
     from millstream.cli.run import chosen_flow
@@ -142,7 +142,7 @@ QUESTIONS: dict[str, Callable[..., dict[str, object]]] = {
     "--compare": _compare,
     "--rehearse": _rehearse,
     "--why": _why,
-    "--rehearse-letters": _rehearse_letters,
+    "--rehearse-dead-letters": _rehearse_dead_letters,
 }
 
 

@@ -58,20 +58,20 @@ class Root(TyperGroup):
     ) -> Any:
         given = list(sys.argv[1:] if args is None else args)
         as_json = "--json" in given
-        _tell_warnings(as_json)
+        _report_warnings(as_json)
         sys.excepthook = show_traceback
         try:
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except MillstreamError as error:
-            code = tell(error, as_json=as_json)
+            code = report(error, as_json=as_json)
         except UsageError as error:
-            code = _tell_usage(error, as_json)
+            code = _report_usage(error, as_json)
         except typer.Abort:
             code = OTHER_FAILURE
         except OSError as error:
             _discard_stdout()
             where = None if error.filename is None else str(error.filename)
-            code = tell(MillstreamError(error.strerror or str(error), where=where), as_json=as_json)
+            code = report(MillstreamError(error.strerror or str(error), where=where), as_json=as_json)
         sys.exit(code if isinstance(code, int) else 0)
 
     def invoke(self, ctx: Any) -> Any:
@@ -86,7 +86,7 @@ class Root(TyperGroup):
         return result
 
 
-def tell(error: MillstreamError, *, as_json: bool) -> int:
+def report(error: MillstreamError, *, as_json: bool) -> int:
     """Reports on stderr what happened, where, and what to do; returns the exit code."""
     if as_json:
         parts = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next_step}
@@ -105,13 +105,13 @@ def _say(text: str) -> None:
         write_line(shown_lines(text, sys.stderr), err=True)
 
 
-def _tell_usage(error: typer.BadParameter, as_json: bool) -> int:
+def _report_usage(error: typer.BadParameter, as_json: bool) -> int:
     command = error.ctx.command_path if error.ctx else "millstream"
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return error.exit_code
     # An unexpected argument is quoted, and may be an address with a password.
-    return tell(
+    return report(
         WrongUsage(shown_address(error.format_message()), where=command, next_step=f"{command} --help"), as_json=as_json
     )
 
@@ -133,7 +133,7 @@ class _Warnings(logging.Handler):
             warn(message, as_json=self._as_json)
 
 
-def _tell_warnings(as_json: bool) -> None:
+def _report_warnings(as_json: bool) -> None:
     logger = logging.getLogger("millstream")
     logger.handlers = [_Warnings(as_json)]
     logger.propagate = False

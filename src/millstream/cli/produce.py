@@ -130,14 +130,14 @@ def produce(
             job.run()
         except BaseException:
             if job.summary.stored or job.summary.dead_letters:  # what was stored stays, however it ended
-                _tell(session, job.summary)
+                _report(session, job.summary)
             raise
-        _tell(session, job.summary)
+        _report(session, job.summary)
     if job.summary.dead_letters:
         raise typer.Exit(NOT_FOR_ALL)
 
 
-def _tell(session: Session, summary: Summary) -> None:
+def _report(session: Session, summary: Summary) -> None:
     show_done(session, summary.text(), document=summary.document())
 
 

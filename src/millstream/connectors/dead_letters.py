@@ -25,7 +25,7 @@ def nullable(schema: pa.Schema) -> pa.Schema:
     return pa.schema([field.with_nullable(True) for field in schema])
 
 
-def letters(
+def dead_letter_table(
     values: pa.Array | Sequence[bytes | None],
     offsets: npt.NDArray[np.int64],
     failures: Sequence[Failure],
@@ -60,7 +60,7 @@ def without_missing(
         refused = rows.take(pa.array(bad)).combine_chunks()
         values = codec("json", Schema.of(refused.schema)).encode(refused.to_batches()[0])
         failures = [Failure(index, reasons[int(row)]) for index, row in enumerate(bad)]
-        more = letters(values, (offsets if numbers is None else numbers)[bad], failures, origin)
+        more = dead_letter_table(values, (offsets if numbers is None else numbers)[bad], failures, origin)
         dead = more if dead is None else pa.concat_tables([dead, more]).sort_by("offset")
         kept = np.delete(np.arange(rows.num_rows), bad)
         rows, offsets = rows.take(pa.array(kept)), offsets[kept]

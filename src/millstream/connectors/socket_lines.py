@@ -19,7 +19,7 @@ import pyarrow as pa
 from millstream import terminal
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Reading
-from millstream.connectors.dead_letters import Origin, letters
+from millstream.connectors.dead_letters import Origin, dead_letter_table
 from millstream.connectors.passing import PassingSource
 from millstream.connectors.rate import check_columns
 from millstream.connectors.source import Slab, Source
@@ -114,7 +114,7 @@ def _checked(slab: Slab, endpoint: Socket, schema: Schema) -> Slab:
     if too_long.any():
         at = offsets[too_long]
         failures = [Failure(index, TOO_LONG) for index in range(len(at))]
-        dead = letters([None] * len(at), at, failures, Origin(str(endpoint), 0))
+        dead = dead_letter_table([None] * len(at), at, failures, Origin(str(endpoint), 0))
         rows, offsets = rows.filter(pa.array(~too_long)), offsets[~too_long]
     columns = [
         rows.column(field.name) if field.name in COLUMNS else pa.nulls(rows.num_rows, field.type)

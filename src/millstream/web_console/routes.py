@@ -12,8 +12,8 @@ from millstream.supervision.http import Admission, app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
 from millstream.web_console.dashboards import dashboard_routes
+from millstream.web_console.dead_letters import DeadLetters
 from millstream.web_console.front_door import FrontDoor
-from millstream.web_console.letters import DeadLetters
 from millstream.web_console.planes import Planes
 from millstream.web_console.plans import plan_route
 from millstream.web_console.questions import Questions

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from millstream.connectors.dead_letters import Origin, letters, without_missing
+from millstream.connectors.dead_letters import Origin, dead_letter_table, without_missing
 from millstream.connectors.files.bounds import FileBounds
 from millstream.connectors.files.formats import Part, parts_of, row_groups
 from millstream.connectors.files.journal import Entry, Journal
@@ -200,7 +200,7 @@ class FilesSource(Source):
         if part.bad:
             at = np.array([line for line, _, _ in part.bad], dtype=np.int64)
             failures = [Failure(index, reason) for index, (_, _, reason) in enumerate(part.bad)]
-            dead = letters([content for _, content, _ in part.bad], at, failures, origin)
+            dead = dead_letter_table([content for _, content, _ in part.bad], at, failures, origin)
         offsets = part.numbers + (number << ROW_BITS)
         return without_missing(PARTITION, origin, part.rows, offsets, self.schema.arrow, dead, part.numbers)
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.connectors.dead_letters import Origin, letters, nullable, without_missing
+from millstream.connectors.dead_letters import Origin, dead_letter_table, nullable, without_missing
 from millstream.connectors.source import Slab
 from millstream.errors import InvalidInput
 from millstream.log.layout import HEADERS, TIMESTAMP, no_values
@@ -269,7 +269,7 @@ class DecodedColumns:
             columns[field.name] = own if isinstance(own, pa.ChunkedArray) else pa.chunked_array([own])
         dead = None
         if decoded.failures:
-            dead = letters(values, offsets, decoded.failures, chunk.origin)
+            dead = dead_letter_table(values, offsets, decoded.failures, chunk.origin)
         return self._slab(partition, chunk, columns, offsets[kept], dead, kept)
 
     def _slab(

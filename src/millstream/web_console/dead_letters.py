@@ -75,7 +75,7 @@ class DeadLetters:
                 f"{given['file']!r} is not an absolute path", next_step="name the file by its whole path"
             )
         topic = request.path_params["topic"]
-        found = self._supervisor.drivers.ask("--rehearse-letters", given, topic, timeout_s=REHEARSAL_S_MAX)
+        found = self._supervisor.drivers.ask("--rehearse-dead-letters", given, topic, timeout_s=REHEARSAL_S_MAX)
         return self._supervisor.masking.now().reasons(found)
 
     def _resend(self, request: Request, body: dict[str, Any]) -> Any:

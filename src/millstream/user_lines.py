@@ -13,16 +13,22 @@ from types import FrameType, TracebackType
 from millstream.errors import MillstreamError
 
 PACKAGE = str(Path(__file__).parent) + os.sep
+COMMAND_LINE = PACKAGE + "cli" + os.sep
 STANDARD_LIBRARY = sysconfig.get_path("stdlib") + os.sep
 INSTALLED = tuple(f"{STANDARD_LIBRARY}{folder}{os.sep}" for folder in ("site-packages", "dist-packages"))
 """Other packages, where the standard library has them in a folder of its own."""
 
 
 def users_line() -> str | None:
-    """File and line of the nearest caller outside Millstream and the standard library, such as `contextlib`."""
+    """File and line of the nearest caller outside Millstream and the standard library, such as `contextlib`.
+
+    None if that is a command of Millstream itself: what calls it is no line of the user.
+    """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         name = frame.f_code.co_filename
+        if name.startswith(COMMAND_LINE):
+            return None
         if not name.startswith((PACKAGE, "<frozen ")) and not _is_standard(name):
             return f"{name}:{frame.f_lineno}"
         frame = frame.f_back

@@ -467,3 +467,6 @@ def test_the_command(db, dsn, tmp_path) -> None:
     assert shown.exit_code == 0, shown.output
     with EmbeddedLog(tmp_path / "log") as log:
         assert [each["after"]["product"] for each in records(log, "o")] == ["tea"]
+    db.execute("INSERT INTO notes VALUES ('x'); CREATE VIEW seen AS SELECT 1")
+    shown = CliRunner().invoke(app, [*command[:5], "--name", "all", "--until-caught-up"])
+    assert (shown.exit_code, "tables: notes, orders, places" in shown.output) == (0, True), shown.output

@@ -26,6 +26,8 @@ from millstream.log import Broker
 from millstream.log.topics import checked_name
 
 PRODUCER = "capture."
+TOPICS = "topics"
+"""Of a stored position: the topic of each table."""
 REFUSALS = (InvalidInput, NotFound, AlreadyExists)
 logger = terminal.logger(__name__)
 
@@ -33,9 +35,19 @@ logger = terminal.logger(__name__)
 class Capture:
     """A running capture. The newest of a name takes over: an older one stops with `ProducerFenced`."""
 
-    def __init__(self, log: Broker, name: str, opened: Opener, *, is_inner: bool = False, **settings: Any) -> None:
+    def __init__(
+        self,
+        log: Broker,
+        name: str,
+        opened: Opener,
+        *,
+        is_inner: bool = False,
+        every_table: bool = False,
+        **settings: Any,
+    ) -> None:
         """`is_inner`: part of something else, so nobody adds tables or asks for transactions as a whole.
 
+        `every_table`: all that the database has now, each into the topic that it has had, or into one of its name.
         `settings` are those of new topics.
         """
         self._log = log
@@ -43,6 +55,7 @@ class Capture:
         self._settings = settings
         self._list = None if is_inner else LIST + self.name
         self._requests: Requests | None = None
+        self.has_every_table = every_table
         self._added: dict[str, str] = {}
         """Tables beside those that it was started with, each with its topic."""
         self._topics: dict[str, TableShape] = {}
@@ -55,6 +68,8 @@ class Capture:
             self._add_again(before)
             shapes = self.database.check(before)
             self._check_topics(shapes, {} if before is None else before["tables"])
+            self._check_same_topics(shapes, before)
+            self.tables = {shape.name: shape.topic for shape in shapes}
             self._producer = log.producer(name=PRODUCER + self.name, acks="all")
         except BaseException:
             self.database.close()
@@ -90,7 +105,7 @@ class Capture:
                     tally.add(piece)
             if self._list is not None and tally.entries:
                 self._producer.send_batch(self._list, records(tally.entries))
-            position = self._with_notes(found.position)
+            position = self._with_notes({**found.position, TOPICS: self.tables})
             self._producer.send(POSITIONS + self.name, json.dumps(position), key=self.name)
         self.position = position
         self.changes += stored
@@ -127,16 +142,25 @@ class Capture:
         shapes = self.database.check(self.position)
         self._check_topics(shapes, self.position["tables"])
         self.position = self.database.begin(self.position)
+        self.tables = {shape.name: shape.topic for shape in shapes}
         return shapes
 
     # ------------------------------------------------------------ more tables
 
     def _add_again(self, before: Position | None) -> None:
-        """Those that were added to earlier captures of this name."""
+        """Those that were not named now: all of the database, and what was added to earlier captures of this name."""
+        self._added = self._every_table(before) if self.has_every_table else {}
         if self._list is not None and before is not None:
             asked = requested(self._log, self.name)
-            self._added = {table: topic for table, topic in asked.items() if table in before["tables"]}
-            self.database.add(self._added)
+            self._added |= {table: topic for table, topic in asked.items() if table in before["tables"]}
+        self.database.add(self._added)
+
+    def _every_table(self, before: Position | None) -> dict[str, str]:
+        names = self.database.every_table(before)
+        if not names:
+            raise NotFound("there are no tables", where=self.database.where, next_step="create the tables first")
+        topics = {} if before is None else before.get(TOPICS, {})
+        return {name: topics.get(name, name) for name in names}
 
     def _add_tables(self) -> None:
         """Takes up requests. One that cannot be met is refused, and the capture goes on without the table."""
@@ -197,6 +221,18 @@ class Capture:
                     where=self.database.where,
                     next_step=f"choose another topic: --table {shape.name}=TOPIC; or continue the capture that wrote "
                     "it, by its name: --name NAME",
+                )
+
+    def _check_same_topics(self, shapes: list[TableShape], before: Position | None) -> None:
+        """Changes in another topic than the rows before them would belong to no table."""
+        topics = {} if before is None else before.get(TOPICS, {})  # older versions did not store them
+        for shape in shapes:
+            if (topic := topics.get(shape.name, shape.topic)) != shape.topic:
+                raise InvalidInput(
+                    f"capture '{self.name}' has '{shape.name}' in the topic '{topic}', not in '{shape.topic}'",
+                    where=self.database.where,
+                    next_step=f"continue there: --table {shape.name}={topic}; or start another capture, with all rows, "
+                    "under another name: --name NAME",
                 )
 
     def _has_records(self, topic: str) -> bool:

@@ -47,6 +47,9 @@ class Database(Protocol):
     def where(self) -> str:
         """For messages; without a password."""
 
+    def every_table(self, position: Position | None) -> list[str]:
+        """The tables of the application, and those that were captured up to a position, even if they are gone."""
+
     def add(self, tables: Mapping[str, str]) -> None:
         """More tables to capture, each with its topic; called before `check` or `begin`."""
 

@@ -29,6 +29,14 @@ Tables = Annotated[
     list[str] | None,
     typer.Option("--table", metavar="TABLE[=TOPIC]", help="A table, and its topic; default: its name. Repeatable."),
 ]
+TablesOrAll = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--table",
+        metavar="TABLE[=TOPIC]",
+        help="A table, and its topic; default: its name. Repeatable. Without any: all tables.",
+    ),
+]
 Into = Annotated[str | None, typer.Option("--into", metavar="ADDRESS", help="The log with the topics; like --log.")]
 Name = Annotated[
     str | None, typer.Option(help="Identifies the capture, which continues under its name; default: by the database.")
@@ -63,7 +71,7 @@ def register(app: typer.Typer) -> None:
 def sqlite_tables(
     session: Session,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The database.")],
-    table: Tables = None,
+    table: TablesOrAll = None,
     into: Into = None,
     name: Name = None,
     partitions: Partitions = 1,
@@ -78,10 +86,10 @@ def sqlite_tables(
 
     \b
     Example:
+      millstream capture sqlite app.db
       millstream capture sqlite app.db --table orders --table customers=shop.customers
       millstream capture sqlite app.db --remove
     """
-    from millstream.capture.capturing import Capture
     from millstream.capture.sqlite.database import SqliteDatabase
 
     opened = partial(SqliteDatabase, path, types=_types(type))
@@ -89,8 +97,7 @@ def sqlite_tables(
     if remove:
         _remove(session, opened({}, chosen), chosen)
     else:
-        made = partial(Capture, name=chosen, opened=partial(opened, _tables(table)), partitions=partitions)
-        _run(session, into, until_caught_up, made)
+        _run(session, into, until_caught_up, _capturing(table, chosen, opened, partitions))
 
 
 def postgres_tables(
@@ -98,7 +105,7 @@ def postgres_tables(
     address: Annotated[
         str, typer.Argument(metavar="ADDRESS", help="Of the database: postgresql://user@host/database.")
     ],
-    table: Tables = None,
+    table: TablesOrAll = None,
     into: Into = None,
     name: Name = None,
     partitions: Partitions = 1,
@@ -122,7 +129,6 @@ def postgres_tables(
       millstream capture postgres postgresql://shop@db/shop --table orders --table sales.items=items
       millstream capture postgres postgresql://shop@db/shop --remove
     """
-    from millstream.capture.capturing import Capture
     from millstream.capture.postgres.connections import database_name
     from millstream.capture.postgres.database import PostgresDatabase
     from millstream.connectors.databases.endpoints import checked_address
@@ -133,14 +139,13 @@ def postgres_tables(
     if remove:
         _remove(session, opened({}, chosen), chosen)
     else:
-        made = partial(Capture, name=chosen, opened=partial(opened, _tables(table)), partitions=partitions)
-        _run(session, into, until_caught_up, made)
+        _run(session, into, until_caught_up, _capturing(table, chosen, opened, partitions))
 
 
 def mariadb_tables(
     session: Session,
     address: Annotated[str, typer.Argument(metavar="ADDRESS", help="Of the database: mariadb://user@host/database.")],
-    table: Tables = None,
+    table: TablesOrAll = None,
     into: Into = None,
     name: Name = None,
     partitions: Partitions = 1,
@@ -158,13 +163,12 @@ def mariadb_tables(
     Example:
       millstream capture mariadb mariadb://shop@db/shop --table orders --table sales.items=items
     """
-    from millstream.capture.capturing import Capture
     from millstream.capture.mariadb.address import parsed
     from millstream.capture.mariadb.database import MariadbDatabase
 
     chosen = name or parsed(address).database
-    opened = partial(MariadbDatabase, address, _tables(table), types=_types(type))
-    _run(session, into, until_caught_up, partial(Capture, name=chosen, opened=opened, partitions=partitions))
+    opened = partial(MariadbDatabase, address, types=_types(type))
+    _run(session, into, until_caught_up, _capturing(table, chosen, opened, partitions))
 
 
 def add_to_captures(
@@ -266,6 +270,16 @@ def slots_of_captures(
         check(dsn, found, limit_bytes)
 
 
+def _capturing(
+    table: list[str] | None, name: str, opened: Callable[..., Removable], partitions: int
+) -> Callable[[Broker], Capture]:
+    """Captures the named tables, or without any, all of them."""
+    from millstream.capture.capturing import Capture
+
+    tables = _tables(table) if table else {}
+    return partial(Capture, name=name, opened=partial(opened, tables), partitions=partitions, every_table=not table)
+
+
 def _remove(session: Session, database: Removable, name: str) -> None:
     try:
         found = database.remove()
@@ -278,6 +292,8 @@ def _remove(session: Session, database: Removable, name: str) -> None:
 def _run(session: Session, into: str | None, until_caught_up: bool, capturing: Callable[[Broker], Capture]) -> None:
     session = replace(session, address=into or session.address)
     with session.log(create=True) as log, capturing(log) as capture, stopping() as stop:
+        if capture.has_every_table:
+            show_note(f"tables: {', '.join(capture.tables)}")
         shown = SnapshotProgress(capture)
         try:
             if until_caught_up:

@@ -31,7 +31,7 @@ from millstream.capture.mariadb.server import charsets, check_nothing_is_prepare
 from millstream.capture.mariadb.statements import dropped_database, replaced, truncated, writes_to
 from millstream.capture.mariadb.steps import IN_TRANSACTION_SECONDS, ChangesStep, ChunkStep, cut_off, parts
 from millstream.capture.mariadb.table_maps import TableMap
-from millstream.capture.mariadb.tables import MariadbTable, TableId, find_table, shape_of
+from millstream.capture.mariadb.tables import MariadbTable, TableId, find_table, shape_of, table_names
 from millstream.capture.mariadb.values import UnknownColumn
 from millstream.capture.ports import Position, Progress
 from millstream.capture.stream_steps import Heartbeat, being_read
@@ -67,6 +67,11 @@ class MariadbDatabase:
         self.unbuffered = driver().cursors.SSCursor
 
     # ------------------------------------------------------------ start
+
+    def every_table(self, position: Position | None) -> list[str]:
+        with explained(self._address):
+            there = table_names(self._db, self._address.database)
+        return list(dict.fromkeys([*there, *([] if position is None else position["snapshot"])]))
 
     def add(self, tables: Mapping[str, str]) -> None:
         self._wanted = {**self._wanted, **tables}

@@ -40,6 +40,9 @@ SELECT IF(table_schema = %s, table_name, CONCAT(table_schema, '.', table_name)) 
 WHERE table_type = 'BASE TABLE' AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')
 ORDER BY 1
 """
+_EVERY = """
+SELECT table_name FROM information_schema.tables WHERE table_type = 'BASE TABLE' AND table_schema = %s ORDER BY 1
+"""
 TableId = tuple[str, str]
 """The database and the name of a table, as the binary log has them."""
 
@@ -77,6 +80,11 @@ def shape_of(
 ) -> TableShape:
     fields = [pa.field(column.name, chosen.get((table.name, column.name)) or type_of(column)) for column in columns]
     return TableShape.of(table.name, topic, Schema.of(pa.schema(fields)), table.key)
+
+
+def table_names(db: Any, database: str) -> list[str]:
+    """The tables of a database."""
+    return [str(name) for (name,) in rows(db, _EVERY, database)]
 
 
 def find_table(db: Any, name: str, database: str, where: str) -> MariadbTable:

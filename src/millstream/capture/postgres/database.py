@@ -27,7 +27,7 @@ from millstream.capture.postgres.connections import (
 from millstream.capture.postgres.history import ANOTHER_NAME, STORED, History
 from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
 from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape
-from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table
+from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table, table_names
 from millstream.capture.stream_steps import Heartbeat, being_read
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
@@ -85,6 +85,11 @@ class PostgresDatabase:
         """Known once the server sends."""
 
     # ------------------------------------------------------------ start
+
+    def every_table(self, position: Position | None) -> list[str]:
+        with explained(self._dsn):
+            there = table_names(self._db)
+        return list(dict.fromkeys([*there, *([] if position is None else position["snapshot"])]))
 
     def add(self, tables: Mapping[str, str]) -> None:
         self._wanted = {**self._wanted, **tables}

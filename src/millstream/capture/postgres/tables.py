@@ -44,6 +44,12 @@ SELECT CASE WHEN pg_table_is_visible(oid) THEN relname ELSE relnamespace::regnam
 FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace NOT IN
 ('pg_catalog'::regnamespace, 'information_schema'::regnamespace) ORDER BY 1
 """
+_EVERY = _THERE.replace(
+    "ORDER BY",
+    "AND relpersistence = 'p' AND NOT relispartition AND NOT EXISTS (SELECT 1 FROM pg_depend d "
+    "WHERE d.classid = 'pg_class'::regclass AND d.objid = pg_class.oid AND d.deptype = 'e') ORDER BY",
+)
+"""Those that have a change log of their own, and do not belong to an extension."""
 Column = tuple[str, int, int]
 """Name, and the oid and modifier of the type."""
 
@@ -136,6 +142,11 @@ def find_table(db: Any, name: str, where: str) -> PostgresTable:
             next_step=f"have it log whole rows, ALTER TABLE {full_name} REPLICA IDENTITY FULL; or add a primary key",
         )
     return made
+
+
+def table_names(db: Any) -> list[str]:
+    """The tables of the application."""
+    return [str(name) for (name,) in db.execute(_EVERY).fetchall()]
 
 
 def check_dimensions(db: Any, table: PostgresTable, shape: TableShape, where: str) -> None:

@@ -30,7 +30,7 @@ from millstream.capture.changes import (
 )
 from millstream.capture.ports import Piece, Position, Progress
 from millstream.capture.sqlite.keys import KeyOrder
-from millstream.capture.sqlite.tables import SqliteTable, find_table, to_arrow
+from millstream.capture.sqlite.tables import SqliteTable, find_table, table_names, to_arrow
 from millstream.capture.sqlite.triggers import Triggers
 from millstream.connectors.databases.sqlite import PASSING, error_name, quoted
 from millstream.errors import NotFound, OffsetLost, SourceUnavailable, StorageError
@@ -64,6 +64,11 @@ class SqliteDatabase:
         self._seen: tuple[int, int] | None = None
 
     # ------------------------------------------------------------ start
+
+    def every_table(self, position: Position | None) -> list[str]:
+        with self._errors():
+            there = table_names(self._db)
+        return list(dict.fromkeys([*there, *([] if position is None else position["tables"])]))
 
     def add(self, tables: Mapping[str, str]) -> None:
         self._wanted = {**self._wanted, **tables}

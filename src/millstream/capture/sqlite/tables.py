@@ -73,17 +73,28 @@ def find_table(db: sqlite3.Connection, name: str, where: str) -> SqliteTable:
     found = db.execute("SELECT name, type, sql FROM sqlite_master WHERE name = ? COLLATE NOCASE", (name,)).fetchall()
     kinds = [(own, sql) for own, kind, sql in found if kind == "table"]
     if not kinds:
-        there = db.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall()
-        names = [each for (each,) in there if not each.lower().startswith(RESERVED)]
+        names = table_names(db)
         what = f"'{name}' is a view, and only tables can be captured" if found else f"there is no table '{name}'"
         raise NotFound(what, where=where, next_step=what_exists(name, names, kind="tables"))
     own, sql = kinds[0]
-    if sql.lstrip().upper().startswith("CREATE VIRTUAL"):
+    if _is_virtual(sql):
         raise InvalidInput(f"'{own}' is a virtual table, which has no triggers", where=where)
     info = db.execute(f"PRAGMA table_xinfo({quoted(own)})").fetchall()
     columns = tuple((row[1], row[2] or "") for row in info if row[6] != 1)
     key = tuple(row[1] for row in sorted((row for row in info if row[5]), key=lambda row: row[5]))
     return SqliteTable(own, columns, key, _rowid_of(db, own, {name.lower() for name, _ in columns}), _unique(db, own))
+
+
+def table_names(db: sqlite3.Connection) -> list[str]:
+    """All that can have triggers: no virtual tables, nor those in which these store their content."""
+    found = db.execute("SELECT name, sql FROM sqlite_master WHERE type = 'table' ORDER BY name").fetchall()
+    shadows = {row[1] for row in db.execute("PRAGMA table_list").fetchall() if row[2] == "shadow"}
+    names = [name for name, sql in found if not _is_virtual(sql) and name not in shadows]
+    return [name for name in names if not name.lower().startswith(RESERVED)]
+
+
+def _is_virtual(sql: str) -> bool:
+    return sql.lstrip().upper().startswith("CREATE VIRTUAL")
 
 
 def _rowid_of(db: sqlite3.Connection, table: str, taken: set[str]) -> str | None:

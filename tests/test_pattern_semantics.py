@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from millstream.errors import ExpressionFailed
 from millstream.testing import Add, Watermark
 from times import t
 from transcripts import play
@@ -231,3 +232,32 @@ def test_conditions_look_into_the_arrays_and_structs_of_other_rows() -> None:
     schema = "key string, tags array<string>, place struct<x: int>, at timestamp"
     out = play(build, [Add(rows), Watermark(None)], schema=schema, event_time="at")
     assert out == [[], [{"key": "k", "tags": ["x", "y"], "x": 2, "at": t(3)}]]
+
+
+@pytest.mark.on_spark("more")
+def test_the_largest_of_some_numbers_is_nan_wherever_it_stands() -> None:
+    pattern = ms.pattern("a", "x < 9 or isnan(x)").times(2).next("b", "x > 9 and isnan(max(a.x)) and min(a.x) = 1")
+
+    def build(rows: Any) -> Any:
+        found = rows.key_by("key").match(pattern, name="step")
+        return found.select("key", largest="cast(max(a.x) as string)", smallest="min(a.x)")
+
+    nan = float("nan")
+    rows = [
+        {"key": key, "x": x, "at": t(at)}
+        for key, values in (("k", [nan, 1.0, 10.0]), ("l", [1.0, nan, 10.0]), ("m", [1.0, 2.0, 10.0]))
+        for at, x in enumerate(values)
+    ]
+    out = play(build, [Add(rows), Watermark(None)], schema="key string, x double, at timestamp", event_time="at")
+    assert out == [[], [{"key": key, "largest": "NaN", "smallest": 1.0} for key in "kl"]]
+
+
+def test_a_sum_that_does_not_fit_is_an_error() -> None:
+    def build(rows: Any) -> Any:
+        return rows.match_recognize(
+            "partition by key measures sum(A.n) as total pattern (A A B) define B as sum(A.n) > 0", name="step"
+        )
+
+    rows = [{"key": "k", "n": n, "at": t(at)} for at, n in enumerate((9223372036854775807, 1, 1))]
+    with pytest.raises(ExpressionFailed, match="does not fit bigint"):
+        play(build, [Add(rows), Watermark(None)], schema="key string, n bigint, at timestamp", event_time="at")

@@ -117,3 +117,48 @@ def test_changes_that_come_late_are_treated_alike(
     steps = cut(made, cuts, "events")
     steps.insert(min(place, len(steps) - 1), Add(rules, to="rules"))
     assert played(steps, "local", history) == played(steps, "reference", history)
+
+
+@pytest.mark.more
+def test_a_thousand_rules_of_which_some_change() -> None:
+    """Goal: among many rules each change reaches its own rule, from its own time on.
+
+    Method: every rule watches one number. Then half of them watch another one, and a quarter are removed.
+    """
+
+    def watching(number: int) -> str:
+        return f"pattern (A B) within 5 seconds define A as name = 'a' and n = {number}, B as name = 'b'"
+
+    def changed(rules: Any, at: int, version: int) -> Add:
+        rows = [
+            {"id": f"r{id}", "version": version, "filter": None, "pattern": text, "since": t(at)} for id, text in rules
+        ]
+        return Add(rows, to="rules")
+
+    def seen(start: int) -> Add:
+        rows = [
+            {"key": f"k{n}", "name": name, "n": n, "at": t(start + second)}
+            for n in range(1000)
+            for second, name in enumerate("ab")
+        ]
+        return Add(rows, to="events")
+
+    def build(events: Any, rules: Any) -> Any:
+        made = events.key_by("key").match(rules=rules.to_table(key="id", deleted="pattern is null"))
+        return made.select("rule", "version", "key")
+
+    steps = [
+        changed([(id, watching(id)) for id in range(1000)], 0, 1),
+        seen(10),
+        Watermark(t(20)),
+        changed([(id, watching(999 - id)) for id in range(500)], 20, 2),
+        changed([(id, None) for id in range(500, 750)], 20, 3),
+        seen(30),
+        Watermark(None),
+    ]
+    out = play(build, steps, schema=SCHEMAS, event_time=TIMES, on="local")
+    rows = [sorted((row["rule"], row["version"], row["key"]) for row in step) for step in out]
+    assert rows[2] == sorted((f"r{id}", 1, f"k{id}") for id in range(1000))
+    changes = [(f"r{id}", 2, f"k{999 - id}") for id in range(500)]
+    assert rows[-1] == sorted([*changes, *((f"r{id}", 1, f"k{id}") for id in range(750, 1000))])
+    assert sum(map(len, rows)) == 1750

@@ -36,6 +36,7 @@ def refused(text: str) -> InvalidInput:
         ("partition by id pattern ((A $ | B) C+) define A as price > 1", 25, "can never match: it has a row after $"),
         ("partition by id pattern ((^ A){2}) define A as price > 1", 25, "can never match: it has a row before ^"),
         ("partition by id pattern (A (B*)*) define A as price > 1", 25, "repeated without end"),
+        ("partition by id pattern (A | B) define B as A.price > 1", 45, "'A' does not come before it"),
     ],
 )
 def test_mistakes_of_clauses(text: str, column: int, message: str) -> None:
@@ -60,6 +61,8 @@ def test_mistakes_of_clauses(text: str, column: int, message: str) -> None:
         ("first(A.price, 1, 2) as p", "first(…) takes a column and an offset"),
         ("first() as p", "first() needs an argument"),
         ("count(distinct A.price) as p", "count(distinct …) is not possible"),
+        ("sum(A.kind) as p", "sum needs a number, but 'kind' is string"),
+        ("final avg(at) as p", "avg needs a number, but 'at' is timestamp"),
         ("stddev(A.price) as p", "STDDEV(A.price) looks at more than one row"),
         ('"A".price as p', "is a text in Spark SQL"),
         ("A.price as ID", "the result has a column 'ID' already"),
@@ -79,7 +82,7 @@ def test_mistakes_of_measures(measure: str, message: str) -> None:
         ("nowhere > prev(price)", "there is no column 'nowhere', in 'nowhere > prev(price)'"),
         ("price", "a condition must be true or false"),
         ("price < > 1", "cannot be read as Spark SQL"),
-        ("B.price > 1", "looks ahead: 'B' comes later"),
+        ("B.price > 1", "looks ahead: 'B' does not come before it"),
         ("next(price) > 1", "looks ahead"),
         ("next(A.price) > 1", "looks ahead"),
         ("Q.price > 1", "there is no variable 'Q'"),

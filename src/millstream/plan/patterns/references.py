@@ -9,27 +9,40 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from decimal import Decimal, localcontext
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NoReturn
 
 import pyarrow as pa
 
-from millstream.errors import InvalidInput, InvalidPattern
+from millstream.errors import ExpressionFailed, InvalidInput, InvalidPattern
 from millstream.expressions.expression import Expression, expression
-from millstream.plan.aggregates import sum as sum_of
+from millstream.expressions.lowered import type_name
+from millstream.plan.aggregates import Aggregate, Max, Mean, Min, Sum, rank
 from millstream.records import Schema
 from millstream.user_lines import what_exists
 
 NAVIGATIONS = ("first", "last")
 NEIGHBOURS = ("prev", "next")
 AGGREGATES = ("sum", "avg", "mean", "min", "max", "count")
+OVER_VALUES: dict[str, Aggregate] = {
+    "sum": Sum("x"),
+    "avg": Mean("x"),
+    "mean": Mean("x"),
+    "min": Min("x"),
+    "max": Max("x"),
+}
+"""Those that not all types have, as what they are elsewhere in a flow."""
 COLUMN = "__of_"
 """The prefix of the columns that stand for references."""
 ALL = ""
 """The variable of a reference to all rows of the match."""
 NAVIGATION = re.compile(r"(first|last)\s*\((.*?)(?:,\s*(\d+)\s*)?\)", re.IGNORECASE | re.DOTALL)
+DIGITS = 100
+"""More than any sum of decimals has, so that none is rounded."""
 WITHIN_EXPRESSION = re.compile(r"\.? Line \d+, Col: \d+\.?")
 
 
@@ -61,9 +74,8 @@ class Reference:
     def type(self) -> pa.DataType:
         if self.kind == "count" or self.argument is None:
             return pa.int64()
-        if self.kind in ("avg", "mean"):
-            return pa.float64()
-        return sum_of("x").result_type(self.argument.type) if self.kind == "sum" else self.argument.type
+        made = OVER_VALUES.get(self.kind)
+        return self.argument.type if made is None else made.result_type(self.argument.type)
 
     def of(self, values: Sequence[Any]) -> Any:
         """Its value, given those of its argument over the rows of its variable, in order; for a count, the rows."""
@@ -77,10 +89,28 @@ class Reference:
         if not known:
             return None
         if self.kind == "sum":
-            return sum(known[1:], known[0])
+            return self._fitting(_total(known))
         if self.kind in ("avg", "mean"):
-            return float(sum(known)) / len(known)
-        return min(known) if self.kind == "min" else max(known)
+            return float(_total(known)) / len(known)
+        return min(known, key=rank) if self.kind == "min" else max(known, key=rank)
+
+    def _fitting(self, total: Any) -> Any:
+        """A sum, unless it is too large for the type of the sum."""
+        kind = self.type
+        limit = 1 << 63 if pa.types.is_integer(kind) else None
+        if pa.types.is_decimal(kind):
+            limit = 10 ** (kind.precision - kind.scale)
+        if limit is not None and not -limit <= total < limit:
+            raise ExpressionFailed(
+                f"the sum of '{self.argument}' over the rows of a match does not fit {type_name(kind)}",
+                next_step="sum up doubles: sum(cast(a.x as double))",
+            )
+        return total
+
+
+def _total(values: Sequence[Any]) -> Any:
+    with localcontext(prec=DIGITS) if isinstance(values[0], Decimal) else nullcontext():
+        return sum(values[1:], values[0])
 
 
 @dataclass(frozen=True)
@@ -321,13 +351,21 @@ class Reader:
                     f"{which} looks at rows of '{variable}', which must not occur", "compare with another variable"
                 )
             raise self.refused(
-                f"{which} looks ahead: '{variable}' comes later in the pattern",
-                f"put the comparison into the condition of '{variable}'",
+                f"{which} looks ahead: '{variable}' does not come before it in the pattern",
+                "compare them in the condition of the one that comes last",
             )
         return variable
 
     def _refer(self, kind: str, variable: str | None, argument: str | None, offset: int) -> str:
         made = None if argument is None else self._expression(argument, self.schema)
+        if made is not None and kind in OVER_VALUES:
+            try:
+                OVER_VALUES[kind].check("input", made.type)
+            except TypeError as needed:
+                raise self.refused(
+                    f"{kind} needs {needed}, but '{argument}' is {type_name(made.type)}",
+                    "use another column, or convert it with an expression such as cast(… as double)",
+                ) from None
         column = f"{COLUMN}{len(self.references)}"
         self.references.append(Reference(kind, variable, made, offset, column))
         return column

@@ -69,6 +69,27 @@ def test_few_rows_are_exact_in_a_window_in_a_table_and_row_by_row() -> None:
     assert [row["users"] for row in out[0]["each"]] == [1, 2, 2]
 
 
+def test_aggregates_as_text_are_the_same_in_windows_and_groups() -> None:
+    texts = {
+        "users": "approx_count_distinct(user)",
+        "numbers": "approx_distinct(n, bounds => true)",
+        "median": "percentile_approx(n, 0.5, 100)",
+        "spread": "approx_quantiles(n, array(0, 1), bounds => true)",
+        "top": "approx_top(user, 2)",
+        "anns": "approx_count(user, of => 'ann')",
+    }
+
+    def build(rows: Any) -> Any:
+        return {
+            "window": rows.key_by("key").window(ms.fixed("1 minute")).agg(**texts),
+            "table": rows.group_by("key").agg(*(f"{text} as {name}" for name, text in texts.items())).changes(),
+        }
+
+    out = run(build, add(ROWS), END)
+    assert made(out[1]["window"][0]) == EXPECTED
+    assert made(out[0]["table"][-1]) == EXPECTED
+
+
 def test_rows_without_values() -> None:
     out = run(lambda rows: rows.group_by("key").agg(**EVERY).changes(), add([(None, None)]))
     zero = {"estimate": 0, "low": 0, "high": 0}

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+import millstream as ms
 from millstream import sketches
 from millstream.errors import InvalidRecord
+from millstream.log import EmbeddedLog
 
 RUNS = 1_000
 
@@ -110,6 +112,32 @@ def test_a_million_values_stay_small() -> None:
 def test_bytes_that_are_not_a_sketch_are_refused(read: Any, damaged: bytes) -> None:
     with pytest.raises(InvalidRecord, match="bytes are not a"):
         read(damaged)
+
+
+def test_sketches_go_to_a_topic_and_are_merged_later(log: EmbeddedLog) -> None:
+    """Method: one flow makes a sketch for each region, and another one reads them from the topic that has them."""
+    log.create_topic("visits", schema="region string, user string")
+    with log.producer() as producer:
+        for number in range(6_000):
+            producer.send("visits", {"region": "nw"[number // 4_000], "user": f"user {number % 4_000}"})
+    visits = ms.Flow("regions", log=log.path).read("visits")
+    regions = visits.group_by("region").agg(users="hll_sketch_agg(user)", members="theta_sketch_agg(user)")
+    log.create_topic("regions", schema="region string, users binary, members binary")
+    with log.producer() as producer:
+        for row in regions.preview().select("region", "users", "members").iter_rows(named=True):
+            producer.send("regions", row)
+    stored = ms.Flow("all", log=log.path).read("regions")
+    (row,) = (
+        stored.group_by()
+        .agg(
+            users=ms.approx_distinct("users", of_sketches=True, bounds=True),
+            both=ms.approx_intersection("members", bounds=True),
+        )
+        .preview()
+        .iter_rows(named=True)
+    )
+    assert row["users"]["low"] <= 4_000 <= row["users"]["high"]
+    assert row["both"]["low"] <= 2_000 <= row["both"]["high"]
 
 
 @pytest.mark.more

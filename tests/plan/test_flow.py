@@ -155,7 +155,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     # aggregates
     (lambda: panes().agg(), "agg needs at least one aggregate", "ms.sum"),
     (lambda: panes().agg(ms.count()), "agg takes aggregates by name", "n=ms.count()"),
-    (lambda: panes().agg(n="count"), "n='count' is not an aggregate", "ms.sum"),
+    (lambda: panes().agg(n="count"), "'count' is not an aggregate", "ms.sum"),
     (lambda: panes().agg(window=ms.count()), "a pane already has a column 'window'", "other than"),
     (lambda: panes().agg(Weight=ms.count()), "a pane already has a column 'Weight'", "other than"),
     (lambda: panes().agg(team=ms.count()), "a pane already has a column 'team'", "other than"),

@@ -121,7 +121,7 @@ REFUSALS: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: stream().group_by("team").agg(ms.count()), "agg takes aggregates by name", "n=ms.count()"),
     (lambda: stream().group_by("team").agg(team=ms.count()), "a table already has a column 'team'", "other than"),
     (lambda: stream().group_by("team").agg(weight=ms.count()), "a table already has a column 'weight'", "other than"),
-    (lambda: stream().group_by("team").agg(n="count"), "n='count' is not an aggregate", "ms.sum"),  # type: ignore[arg-type]
+    (lambda: stream().group_by("team").agg(n="count"), "'count' is not an aggregate", "ms.sum"),
     # the other side of a table, and its past
     (lambda: table().with_column("weight", "1").changes(), "changes add a column 'weight'", "select("),  # type: ignore[attr-defined]
     (lambda: table().with_column("Event_Time", "at").changes(), "changes add a column 'event_time'", "select("),  # type: ignore[attr-defined]

@@ -31,6 +31,7 @@ from millstream.serving.topics import text_table
 
 from .running import Running
 from .support import Job, put, total, totals_flow
+from .test_changes import shown, state_of, until_current
 
 
 class Aborted(Exception):
@@ -142,6 +143,29 @@ def test_rows_over_http(log: KafkaLog) -> None:
         running.close()
         served.close()
         job.close()
+
+
+@pytest.mark.more
+def test_a_table_is_followed_and_resumed(log: KafkaLog) -> None:
+    """Each batch ends with a record of the transaction that no reader sees."""
+    name = new()
+    job = Job(log, totals_flow(name, name=f"{name}-job"))
+    write(job, (total("red", 5), 1), (total("blue", 1), 1))
+    write(job, (total("blue", 1), -1))
+    with open_table(name, log.address) as table:
+        changes = table.subscribe()
+        assert state_of(until_current(changes)) == {"red": 5}
+        write(job, (total("green", 2), 1))
+        green = next(changes)
+        assert shown(green) == ("row", total("green", 2))
+        write(job, (total("red", 5), -1))
+        assert shown(next(changes)) == ("deleted", "red")
+        changes.close()
+        resumed = table.subscribe(green.position)
+        assert shown(next(resumed)) == ("deleted", "red")
+        assert next(resumed).kind == "current"
+        resumed.close()
+    job.close()
 
 
 # ---------------------------------------------------------------- what the records add up to

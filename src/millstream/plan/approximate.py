@@ -331,7 +331,7 @@ def approx_quantiles(
             where=users_line(),
             next_step="approx_quantiles('latency', [0.5, 0.99])",
         )
-    check_error("approx_quantiles", error)
+    check_error("approx_quantiles", error, smallest=0.0001)
     return ApproxQuantiles(
         text_of(expression, "approx_quantiles"), bounds, sketch, of_sketches, tuple(map(float, asked)), is_list, error
     )
@@ -375,10 +375,10 @@ def approx_count(
     return ApproxCount(text_of(expression, "approx_count"), bounds, sketch, of_sketches, of, error)
 
 
-def check_error(what: str, error: object) -> None:
-    if not isinstance(error, float) or not 0.0005 <= error <= 0.5:
+def check_error(what: str, error: object, smallest: float = 0.0005) -> None:
+    if not isinstance(error, float) or not smallest <= error <= 0.5:
         raise InvalidAggregate(
-            f"{what} takes an error from 0.0005 to 0.5, not {error!r}",
+            f"{what} takes an error from {smallest:g} to 0.5, not {error!r}",
             where=users_line(),
             next_step=f"for example {what}(…, error=0.01)",
         )

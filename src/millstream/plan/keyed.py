@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from millstream.errors import InvalidAggregate, InvalidWindow
 from millstream.expressions.expression import Expression
+from millstream.plan.aggregate_texts import named
 from millstream.plan.aggregates import Aggregate
 from millstream.plan.checks import (
     check_event_time,
@@ -272,11 +273,10 @@ class Windowed(Hinted):
             self._keyed, self._window, self._lateness, self._pane_time, self._arguments, trigger, mode, until_expiry
         )
 
-    def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Panes:
-        """Computes aggregates, given as name=aggregate."""
-        stream = self._keyed.stream
-        check_named(unnamed, aggregates)
-        made, arguments = aggregated(stream, aggregates, [*RESERVED, *self._keyed.keys], "a pane")
+    def agg(self, *texts: object, name: str | None = None, **aggregates: Aggregate | str) -> Panes:
+        """Computes aggregates, given as name=aggregate, as name="sum(score)", or as "sum(score) as name"."""
+        stream, chosen = self._keyed.stream, named(texts, aggregates)
+        made, arguments = aggregated(stream, chosen, [*RESERVED, *self._keyed.keys], "a pane")
         fields = [stream.schema.field(key) for key in self._keyed.keys]
         fields += [pa.field("window", SPAN), pa.field("pane", PANE), pa.field("weight", pa.int32()), *made]
         fields.append(pa.field("event_time", INSTANT))
@@ -293,7 +293,7 @@ class Windowed(Hinted):
             self._pane_time,
             self._trigger,
             self._mode,
-            tuple(aggregates.items()),
+            tuple(chosen.items()),
             tuple((arguments | dict(self._arguments)).items()),
             self._until_expiry,
         )
@@ -327,14 +327,6 @@ class Windowed(Hinted):
         return self._trigger != Repeatedly(AfterWatermark()) or self._mode is not Mode.ACCUMULATING
 
 
-def check_named(unnamed: Sequence[object], aggregates: Mapping[str, object]) -> None:
-    if unnamed or not aggregates:
-        raise refusal(
-            "agg takes aggregates by name" if unnamed else "agg needs at least one aggregate",
-            "for example .agg(total=ms.sum('score'), n=ms.count())",
-        )
-
-
 def aggregated(
     stream: Stream, aggregates: Mapping[str, Aggregate], columns: Sequence[str], what: str
 ) -> tuple[list[pa.Field], dict[str, Expression]]:
@@ -343,8 +335,6 @@ def aggregated(
     arguments: dict[str, Expression] = {}
     taken = {column.lower() for column in columns}
     for column, aggregate in aggregates.items():
-        if not isinstance(aggregate, Aggregate):
-            raise refusal(f"{column}={aggregate!r} is not an aggregate", "for example total=ms.sum('score')")
         if column.lower() in taken:
             raise refusal(
                 f"{what} already has a column '{column}'",

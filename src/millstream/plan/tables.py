@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from millstream.expressions.expression import expression
 from millstream.expressions.lowered import type_name
+from millstream.plan.aggregate_texts import named
 from millstream.plan.aggregates import Aggregate, check_order
 from millstream.plan.bundles import micros
 from millstream.plan.checks import check_keys, refusal, without_event_time
 from millstream.plan.hidden_columns import computed_apart, without_hidden
 from millstream.plan.hints import OF_GROUPS, Hinted
-from millstream.plan.keyed import aggregated, check_named
+from millstream.plan.keyed import aggregated
 from millstream.plan.nodes import (
     INSTANT,
     Dead,
@@ -141,16 +142,16 @@ class Grouping(Hinted):
         self._stream = stream
         self._columns = columns
 
-    def agg(self, *unnamed: object, name: str | None = None, **aggregates: Aggregate) -> Table:
-        """A table with one row per group, kept up to date; a group without rows has none."""
-        check_named(unnamed, aggregates)
-        stream, keys = self._stream, self._columns
-        made, arguments = aggregated(stream, aggregates, [*CHANGE_COLUMNS, *keys], "a table")
+    def agg(self, *texts: object, name: str | None = None, **aggregates: Aggregate | str) -> Table:
+        """A table with one row per group, kept up to date; a group without rows has none.
+
+        Aggregates are given as name=aggregate, as name="sum(score)", or as "sum(score) as name".
+        """
+        stream, keys, chosen = self._stream, self._columns, named(texts, aggregates)
+        made, arguments = aggregated(stream, chosen, [*CHANGE_COLUMNS, *keys], "a table")
         with AtUsersLine():
             columns = Schema.from_arrow(pa.schema([*(stream.schema.field(key) for key in keys), *made]))
-        node = Grouped(
-            "", columns, (stream.node,), users_line(), keys, tuple(aggregates.items()), tuple(arguments.items())
-        )
+        node = Grouped("", columns, (stream.node,), users_line(), keys, tuple(chosen.items()), tuple(arguments.items()))
         return _kept(stream, stream.flow.named(node, "group_by", name), keys)
 
 

@@ -117,11 +117,14 @@ def found(read: Callable[[str], list[dict[str, Any]]]) -> tuple[Counter[Any], Co
 class ClusterJob:
     """`millstream run` in a process of its own, on a cluster whose workers are to be lost meanwhile."""
 
-    def __init__(self, cluster: SparkCluster, here: Path, file: Path, log: str, *more: str, python: Path) -> None:
+    def __init__(
+        self, cluster: SparkCluster, here: Path, file: Path, log: str, *more: str, python: Path, ends: bool = True
+    ) -> None:
         self.folder = here / "job"
         self.err = here / "err"
         command = [sys.executable, "-m", "millstream.cli", "run", str(file), "--log", log, "--master", cluster.master]
-        command += ["--folder", str(self.folder), "--until", "caught up", "--batch-rows", str(BATCH_ROWS), *more]
+        command += ["--folder", str(self.folder), "--batch-rows", str(BATCH_ROWS), *more]
+        command += ["--until", "caught up"] if ends else []
         environ = {**os.environ, **cluster.environ, "PYSPARK_PYTHON": str(python)}
         with self.err.open("wb") as err:
             self.process = subprocess.Popen(command, stderr=err, env=environ, cwd=here)

@@ -1,0 +1,58 @@
+"""A model for each of a million keys, in a job on Spark: every key has its own, and one that is odd is found."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from pyspark.sql import SparkSession
+
+import millstream as ms
+from millstream.log import EmbeddedLog
+from times import t
+
+KEYS, BATCH_ROWS, ROUNDS, PERIOD, EVERY = 1_000_000, 250_000, 4, 2, 1_000
+SCHEMA = "machine long, x double, at timestamp"
+MODELS: dict[str, Any] = {
+    "ewma": ms.ewma("x", threshold=20, warm_up=2),
+    "zscore": ms.zscore("x", rows=10, threshold=20, warm_up=2),
+    "seasonal": ms.seasonal("x", period=PERIOD, threshold=20, warm_up=1),
+}
+pytestmark = [pytest.mark.soak, pytest.mark.timeout(3600)]
+
+
+def sent(log: EmbeddedLog, number: int) -> None:
+    """A row of each key: its own level, a little more or less, and far more at last for one of a thousand keys."""
+    machines = np.arange(KEYS)
+    is_odd = (machines % EVERY == 0) & (number == ROUNDS - 1)
+    values = machines + (machines + number) % 2 * 0.5 + is_odd * 100.0
+    rows = pl.DataFrame({"machine": machines, "x": values}).with_columns(pl.lit(t(60 * number)).alias("at"))
+    with log.producer() as producer:
+        for some in rows.iter_slices(BATCH_ROWS):
+            producer.send_batch("readings", some)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_million_keys_have_models(name: str, log: EmbeddedLog, spark: SparkSession) -> None:
+    log.create_topic("readings", schema=SCHEMA)
+    flow = ms.Flow("many")
+    readings = flow.read("readings", SCHEMA, event_time="at", watermark=ms.ascending())
+    scored = readings.key_by("machine").learn(MODELS[name])
+    scored.where("anomaly").select("machine", "at").write("odd")
+    scored.group_by().agg(rows=ms.count(), scored=ms.count_if("z is not null")).write("counts")
+    for number in range(ROUNDS):
+        sent(log, number)
+        flow.run(broker=log.path, until="caught up", progress="none", batch_rows=BATCH_ROWS)
+    with log.producer() as producer:  # the last rows wait until the watermark has passed them
+        producer.send("readings", {"machine": -1, "x": 0.0, "at": t(60 * ROUNDS)})
+    flow.run(broker=log.path, until="caught up", progress="none", batch_rows=BATCH_ROWS)
+    with log.consumer("counts") as consumer:
+        *_, last = (record.value for record in consumer.until_caught_up() if record.value.get("weight", 1) > 0)
+    assert last["rows"] == KEYS * ROUNDS
+    assert last["scored"] >= KEYS
+    with log.consumer("odd") as consumer:
+        found = Counter((record.value["machine"], record.value["at"]) for record in consumer.until_caught_up())
+    assert found == Counter((machine, t(60 * (ROUNDS - 1))) for machine in range(0, KEYS, EVERY))

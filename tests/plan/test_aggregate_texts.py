@@ -26,6 +26,8 @@ SCHEMA = "team string, user string, n int"
         ("count(distinct user)", ms.distinct_count("user")),
         ("count(*) filter (where n > (1))", ms.count_if("n > (1)")),
         ("sum(n) filter (where user = ')')", ms.sum("if(user = ')', n, null)")),
+        ("max_by(user, n) filter (where n < 9)", ms.max_by("if(n < 9, user, null)", "if(n < 9, n, null)")),
+        ("top(user, 3, by => n) filter (where n < 9)", ms.top("if(n < 9, user, null)", 3, by="if(n < 9, n, null)")),
         ("max_by(user, abs(n, 2))", ms.max_by("user", "abs(n, 2)")),
         ("every(n > 3)", ms.all("n > 3")),
         ("top(user, 3, by => n + 1)", ms.top("user", 3, by="n + 1")),

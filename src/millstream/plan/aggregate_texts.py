@@ -157,8 +157,8 @@ def _made(call: _Call) -> Aggregate:
     function = FUNCTIONS[name]
     parameters = inspect.signature(function)
     positional, by_name = _values(call, arguments, list(parameters.parameters))
-    if call.condition is not None and positional:
-        positional[0] = f"if({call.condition}, {positional[0]}, null)"
+    if call.condition is not None:
+        _filter(call.condition, list(parameters.parameters), positional, by_name)
     try:
         parameters.bind(*positional, **by_name)
     except TypeError as error:
@@ -179,6 +179,17 @@ def _values(
         else:
             positional.append(_value(call, tokens, parameters[place] if place < len(parameters) else ""))
     return positional, by_name
+
+
+def _filter(condition: str, parameters: Sequence[str], positional: list[Any], by_name: dict[str, Any]) -> None:
+    """Aggregates ignore rows whose value is null, or whose place in the order is."""
+    for place, name in enumerate(parameters):
+        if place > 0 and name != "by":
+            continue
+        if place < len(positional):
+            positional[place] = f"if({condition}, {positional[place]}, null)"
+        elif name in by_name:
+            by_name[name] = f"if({condition}, {by_name[name]}, null)"
 
 
 def _value(call: _Call, tokens: Sequence[Token], parameter: str) -> Any:

@@ -56,7 +56,7 @@ def sampled(steps: list[Any], **options: Any) -> list[int]:
 
 
 def test_every_row_has_the_same_chance_whatever_the_bundles() -> None:
-    """Method: 400 windows, two bundles each, and a chi-squared test; the seeds come from times, so it never varies."""
+    """Method: 400 windows, two bundles each, and a chi-squared test; seeds come from the rows, so it never varies."""
     windows, size, chosen = 400, 20, 5
     given = [each for window in range(windows) for each in rows(size, 60 * window)]
     early = [each for each in given if each["n"] < 7]
@@ -78,6 +78,15 @@ def test_a_row_of_twice_the_weight_is_chosen_twice_as_often() -> None:
 def test_a_replay_gives_the_same_sample() -> None:
     steps = [Add(rows(50)), Add(rows(50, 10)), Watermark(None)]
     assert sampled(steps, count=5) == sampled(steps, count=5)
+
+
+def test_rows_without_event_time_have_the_same_chance_too() -> None:
+    """Method: 100 bundles of 10 rows; of 40 chosen rows, not all stand at the same few places of their bundles."""
+    bundles = [Add([{"key": "a", "n": 10 * bundle + place} for place in range(10)]) for bundle in range(100)]
+    steps = play(lambda given: given.group_by("key").agg(found=ms.sample("n", 40)), bundles, schema="key string, n int")
+    found = [row for step in steps for row in step][-1]["found"]
+    assert len({n % 10 for n in found}) > 6
+    assert len({n // 10 for n in found}) > 20
 
 
 @pytest.mark.parametrize("on", RUNNERS)

@@ -229,14 +229,14 @@ class Edge(Accumulator[Described], OverRows[Described]):
     """Whether the newer row replaces the previous one, by their times."""
 
     def _from_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
-        columns = {"value": self.value, "time": pl.col(TIME), "order": pl.col(ORDER)}
+        columns = {"value": self.value, "time": _time(), "order": pl.col(ORDER)}
         return self._picked(columns, self.value.is_not_null())
 
     def _of_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
         known = self.value.is_not_null()
         return {
             "value": self.value,
-            "time": pl.when(known).then(pl.col(TIME)),
+            "time": pl.when(known).then(_time()),
             "order": pl.when(known).then(pl.col(ORDER)),
         }
 
@@ -258,7 +258,12 @@ class Edge(Accumulator[Described], OverRows[Described]):
         return self.kept("value")
 
     def _computed(self) -> pl.Expr:
-        return type(self).end(self.value.sort_by(TIME, ORDER))
+        return type(self).end(self.value.sort_by(_time(), ORDER))
+
+
+def _time() -> pl.Expr:
+    """Of rows without event time, which come first, none is before another: their order of arrival decides."""
+    return pl.col(TIME).cast(pl.Int64).fill_null(0)
 
 
 class First(Edge[plan.First]):

@@ -31,7 +31,8 @@ class Sample(Accumulator[plan.Sample]):
 
     def _of_rows(self, rows: pl.DataFrame) -> dict[str, pl.Expr]:
         def each(columns: Sequence[pl.Series]) -> pl.Series:
-            samples = [self._sampled([column[row : row + 1] for column in columns]) for row in range(len(columns[0]))]
+            count = len(columns[0])
+            samples = [self._sampled([column[row : row + 1] for column in columns], row) for row in range(count)]
             return pl.Series([_shown(sample) for sample in samples], dtype=self._kind)
 
         made = pl.map_batches(self._arguments(), each, return_dtype=self._kind)
@@ -66,13 +67,17 @@ class Sample(Accumulator[plan.Sample]):
         made = pl.map_groups(columns, one, return_dtype=self._kind, returns_scalar=True)
         return {part: made.struct.field(part) for part in self.parts}
 
-    def _sampled(self, columns: Sequence[pl.Series]) -> Ranked:
+    def _sampled(self, columns: Sequence[pl.Series], place: int = 0) -> Ranked:
         """The sample of rows: the rank of each is the logarithm of a random number, divided by its weight.
 
-        The seed comes from the times of the rows, so that a replay of the same bundles gives the same sample.
+        The seed comes from the times of the rows, or else from their values and place, so that a replay of the same
+        bundles gives the same sample.
         """
         values, times, *weights = columns
-        drawn = np.random.default_rng(crc32(times.fill_null(0).to_numpy().tobytes())).random(len(values))
+        seed = [crc32(times.fill_null(0).to_numpy().tobytes())]
+        if times.null_count() == len(times):
+            seed += [crc32(repr(values.to_list()).encode()), place]
+        drawn = np.random.default_rng(seed).random(len(values))
         ranks = np.log1p(-drawn)
         known = values.is_not_null().to_numpy()
         if weights:

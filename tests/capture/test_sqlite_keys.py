@@ -5,6 +5,7 @@ import sqlite3
 from contextlib import closing, suppress
 from functools import partial
 
+import pyarrow as pa
 import pytest
 
 from millstream.capture.capturing import Capture
@@ -60,7 +61,7 @@ def test_chunks_and_changes_add_up_to_the_table(log, tmp_path, table, monkeypatc
     db, names, keys = created(path, table)
     is_key, moved = (joint.join(f"{name} = ?" for name in names) for joint in (" AND ", ", "))
     marks = ", ".join(["?"] * len(names))
-    types = {(table, "c"): database.pa.binary()} if "c" in names else {}
+    types = {(table, "c"): pa.binary()} if "c" in names else {}
     if types:
         keys = [key for key in keys if isinstance(key[-1], bytes)]
 

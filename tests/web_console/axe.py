@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 AXE = SOURCES / "node_modules" / "axe-core" / "axe.min.js"
-NO_AXE = "the package axe-core is missing: cd console && npm ci"
+NO_AXE = "the packages of the front end are not installed: make test installs them where Node is"
 RULES = "{runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa']}"
 
 

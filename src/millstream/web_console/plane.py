@@ -71,7 +71,9 @@ class PlaneStep:
             "watermark": _bounded_ms(clock.watermark),
             "before": _bounded_ms(clock.watermark_before),
             "partitions": {
-                track.partition: _bounded_ms(track.after) for track in moment.tracks if track.timed is not None
+                f"{track.source.name} {track.partition}": _bounded_ms(track.after)
+                for track in moment.tracks
+                if track.timed is not None
             },
             "rows": [[time // 1000, key] for time, key in zip(*self._sampled(rows, ROWS_MAX, number), strict=True)],
             "count": len(given.rows),

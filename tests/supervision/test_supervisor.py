@@ -154,6 +154,28 @@ def test_a_job_that_is_refused_leaves_nothing(
     assert supervisor.store.audit() == []
 
 
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        (["--master", "spark://127.0.0.1:9"], ""),
+        (["--master=spark://127.0.0.1:9"], ""),
+        ([], "flow.run(master='spark://127.0.0.1:9')\n"),
+    ],
+    ids=["option", "one text", "in the file"],
+)
+def test_a_master_that_is_away_is_refused(
+    supervisor: Supervisor, tmp_path: Path, options: list[str], runs: str
+) -> None:
+    path = Path(file(tmp_path, "a"))
+    path.write_text(path.read_text() + runs)
+    with pytest.raises(InvalidInput, match="no Spark master answers at 'spark://") as raised:
+        submit(supervisor, str(path), options=options)
+    assert raised.value.next_step == "check that the cluster is up and its address is right"
+    assert supervisor.store.jobs() == []
+    assert supervisor.store.audit() == []
+    assert not (tmp_path / "supervisor" / "jobs").exists()
+
+
 def test_a_file_that_does_not_load_is_refused_with_its_line(supervisor: Supervisor, tmp_path: Path) -> None:
     path = file(tmp_path, "a", "1 / 0\n")
     with pytest.raises(InvalidInput, match="ZeroDivisionError") as raised:

@@ -56,11 +56,13 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _check(log_address: str, file: str, flow: str) -> dict[str, object]:
-    """Loads a file, and returns the name of its flow."""
+def _check(log_address: str, file: str, flow: str, master: str) -> dict[str, object]:
+    """Loads a file, and returns the name of its flow. The Spark master that it will run on has to be there."""
     from millstream.cli.run import chosen_flow
+    from millstream.spark.session.start import check_reachable
 
-    found, _ = chosen_flow(Path(file), flow or None, log_address)
+    found, settings = chosen_flow(Path(file), flow or None, log_address)
+    check_reachable(master or settings.get("master") or os.environ.get("MILLSTREAM_MASTER") or "")
     return {"flow": found.name}
 
 

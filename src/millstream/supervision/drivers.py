@@ -27,7 +27,7 @@ from millstream.log.disk import read_document, storage_errors, write_document
 from millstream.plan.parameters import VARIABLE as PARAMETERS
 from millstream.private_files import make_folders, open_alike
 from millstream.supervision.log_lines import read_lines
-from millstream.supervision.specification import JobSpecification
+from millstream.supervision.specification import JobSpecification, option_of
 
 DRIVER = "millstream.cli.driver"
 LOCK = "lock"
@@ -63,8 +63,9 @@ class Drivers:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def check(self, specification: dict[str, Any]) -> str:
-        """Loads a flow file in a process of its own; returns the name of the flow."""
-        return str(self.ask("--check", specification)["flow"])
+        """Loads a flow file in a process of its own; returns the name of the flow. Its Spark master has to answer."""
+        master = option_of(specification.get("options", ()), "--master")
+        return str(self.ask("--check", specification, master or "")["flow"])
 
     def ask(
         self, what: str, specification: Mapping[str, Any], *more: str, timeout_s: float = CHECK_S_MAX

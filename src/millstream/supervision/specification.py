@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -97,6 +97,17 @@ class JobSpecification:
         restart = Restart(given.pop("restart"))
         lists = {name: tuple(given.get(name, ())) for name in ("options", "alerts")}
         return cls(**{**given, **lists}, restart=restart)
+
+
+def option_of(options: Sequence[str], name: str) -> str | None:
+    """The value of an option of `millstream run`, written as one text or as two. The last one counts."""
+    found = None
+    for number, each in enumerate(options):
+        if each.startswith(f"{name}="):
+            found = each.partition("=")[2]
+        elif each == name and number + 1 < len(options):
+            found = options[number + 1]
+    return found
 
 
 def check_name(name: str) -> None:

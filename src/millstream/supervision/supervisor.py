@@ -23,7 +23,7 @@ from millstream.supervision.drivers import Drivers
 from millstream.supervision.failures import ERROR, TAIL_BYTES, Failure, ending, failures_in, grouped
 from millstream.supervision.masking import Masking
 from millstream.supervision.schedules import Schedule
-from millstream.supervision.specification import JobSpecification, Restart, check_name
+from millstream.supervision.specification import JobSpecification, Restart, check_name, option_of
 from millstream.supervision.store import RUNS_KEPT, Desired, JobRecord, Observed, Run, Store
 from millstream.supervision.upgrades import UpgradeRequest, Upgrades
 
@@ -78,7 +78,7 @@ class Supervisor:
         flow = self.drivers.check(named)
         named |= {"flow": flow, "name": named.get("name") or flow}
         options = list(named.get("options", []))
-        if named["name"] != flow and "--folder" not in options:  # its own state, beside that of the flow's other jobs
+        if named["name"] != flow and option_of(options, "--folder") is None:  # its own state, beside other jobs
             named["options"] = [*options, "--folder", str(self.jobs / named["name"])]
         specification = JobSpecification.checked(named)
         next_start, observed = time.time(), Observed.WAITING
@@ -220,9 +220,9 @@ class Supervisor:
 
     def folder_of(self, job: JobRecord) -> Path:
         """The folder with the checkpoint of a job."""
-        options = list(job.specification.options)
-        if "--folder" in options[:-1]:
-            return Path(job.specification.folder) / options[options.index("--folder") + 1]
+        chosen = option_of(job.specification.options, "--folder")
+        if chosen is not None:
+            return Path(job.specification.folder) / chosen
         return self.jobs / (job.specification.flow or job.name)
 
     def _folder_if_known(self, name: str) -> Path | None:

@@ -189,7 +189,7 @@ def created(
 
     local = shipping.is_local(master)
     shipped = None if environment is None or local else _archive(environment)
-    _check_reachable(master)
+    check_reachable(master)
     folder = Path(tempfile.mkdtemp(prefix="millstream-spark-"))
     atexit.register(_clean_up, folder)
     chosen = {each.key: each.value for each in SETTINGS if local or not each.local}
@@ -332,7 +332,7 @@ def _python(local: bool) -> dict[str, str]:
     return {"spark.pyspark.python": chosen}
 
 
-def _check_reachable(master: str) -> None:
+def check_reachable(master: str) -> None:
     """Fails at once if no master of a standalone cluster answers, which takes Spark a minute."""
     masters = re.fullmatch(r"spark://([^,/]+:\d+(?:,[^,/]+:\d+)*)", master)
     if not masters:

@@ -1,32 +1,38 @@
 """Builds the console's pages from console/ into the package: `python tools/build_console.py`. It needs Node 20 and npm.
 
 The files it builds are kept in git and shipped, so that nobody else needs Node. Beside them it writes a hash of their
-sources, by which a test finds files that were not built again.
+sources and one of the files, by which a test finds files that were not built again, or were edited by hand.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 SOURCES = ROOT / "console"
 BUILT = ROOT / "src" / "millstream" / "web_console" / "static"
-HASH = "sources.sha256"
+HASHES = "hashes.json"
 LICENCES = "licences.txt"
 SHIPPED = ("preact", "@dagrejs/dagre", "@dagrejs/graphlib")
 NOT_SOURCES = ("node_modules", "dist")
 
 
-def sources_hash() -> str:
-    """Of the names and contents of all sources."""
+def hashes(built: Path = BUILT) -> dict[str, str]:
+    """Of the names and contents of all sources, and of all files that were built from them."""
+    return {"sources": _hash(SOURCES, NOT_SOURCES), "built": _hash(built, (HASHES,))}
+
+
+def _hash(folder: Path, without: Sequence[str]) -> str:
     digest = hashlib.sha256()
-    for path in sorted(SOURCES.rglob("*")):
-        parts = path.relative_to(SOURCES).parts
-        if path.is_file() and parts[0] not in NOT_SOURCES:
+    for path in sorted(folder.rglob("*")):
+        parts = path.relative_to(folder).parts
+        if path.is_file() and parts[0] not in without:
             digest.update("/".join(parts).encode() + b"\0" + path.read_bytes() + b"\0")
     return digest.hexdigest()
 
@@ -58,7 +64,7 @@ def main() -> None:
     npm("run", "check")
     npm("run", "build")
     (BUILT / LICENCES).write_text(licences())
-    (BUILT / HASH).write_text(sources_hash() + "\n")
+    (BUILT / HASHES).write_text(json.dumps(hashes(), indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -12,12 +12,14 @@ import pytest
 import millstream as ms
 from millstream.web_console.front_door import PATHS_MAX
 from millstream.web_console.sessions import CODE_S_MAX, CODES_MAX, SESSION_S_MAX, Sessions
+from waiting import until
 
 from .conftest import TOKEN, Console
 from .outside import Attempts
+from .test_time_plane import recorded
 
 PATHS = ["index.html", "index.js", "index.css", "session", "live?path=/v1/jobs", "nothing", "../../etc/passwd",
-         "..%2f..%2fetc%2fpasswd", "%2e%2e/front_door.py", "sources.sha256", "login.html%00.js"]  # fmt: skip
+         "..%2f..%2fetc%2fpasswd", "%2e%2e/front_door.py", "hashes.json", "login.html%00.js"]  # fmt: skip
 
 
 def test_codes_work_once_and_not_for_long() -> None:
@@ -117,6 +119,18 @@ def test_the_network_is_blocked_in_these_tests(console: Console) -> None:
         assert [attempt.endswith(host) for attempt in found] == [True]
 
 
+@pytest.mark.more
+def test_the_network_is_blocked_for_processes_of_the_console_as_well(console: Console) -> None:
+    """Method: the process of a time plane loads the flow's file, and this one connects to another machine."""
+    recorded(console)
+    file = console.log.parent / "flow.py"
+    file.write_text(f"import socket\nsocket.create_connection(('192.0.2.1', 443), timeout=1)\n{file.read_text()}")
+    session = console.logged_in()
+    with Attempts.blocked() as found:
+        until(lambda: console.ask("GET", "/v1/jobs/totals/plane", **session)[0] == 400, "the file has failed")
+    assert [attempt.rpartition(" ")[2] for attempt in found] == ["192.0.2.1"]
+
+
 INJECTED = "a\r\nSet-Cookie: taken=over\r\n\r\n<html>"
 EVENT = "x\n\nevent: refused\ndata: {}\n\n"
 
@@ -145,21 +159,3 @@ def test_contents_of_records_stay_values(console: Console) -> None:
     *first, data, end = received.decode().splitlines()
     assert (first, end) == (["event: answer", "id: 0"], "")
     assert json.loads(data.removeprefix("data: "))["records"] == [record]
-
-
-def test_a_slow_request_is_refused_and_others_are_answered_meanwhile(
-    console: Console, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("millstream.supervision.http.BODY_S_MAX", 0.3)
-    session = console.logged_in()
-    slow = HTTPConnection("127.0.0.1", console.port, timeout=60)
-    slow.putrequest("POST", "/v1/jobs")
-    for name, value in session.items():
-        slow.putheader(name.replace("_", "-"), value)
-    slow.putheader("Content-Length", "100")
-    slow.endheaders()
-    slow.send(b"{")
-    assert console.ask("GET", "/v1/jobs", **session)[0] == 200
-    answer = slow.getresponse()
-    assert (answer.status, "was not complete" in answer.read().decode()) == (400, True)
-    slow.close()

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+from pathlib import Path
 
 import pytest
 
-from build_console import BUILT, HASH, LICENCES, SOURCES, npm, sources_hash
+from build_console import BUILT, HASHES, LICENCES, SOURCES, hashes, npm
 
 
-def test_the_built_files_are_those_of_the_sources() -> None:
-    assert (BUILT / HASH).read_text().strip() == sources_hash(), "build them: python tools/build_console.py"
+def test_the_built_files_are_those_of_the_sources(tmp_path: Path) -> None:
+    """Goal: neither sources that were not built again nor built files that were edited by hand are shipped."""
+    written = json.loads((BUILT / HASHES).read_text())
+    assert written == hashes(), "build them: python tools/build_console.py"
+    edited = tmp_path / "static"
+    shutil.copytree(BUILT, edited)
+    assert hashes(edited) == written
+    (edited / "index.js").write_text((BUILT / "index.js").read_text() + " ")
+    assert hashes(edited)["built"] != written["built"]
 
 
 def test_the_sources_are_typed_and_linted() -> None:

@@ -18,6 +18,8 @@ from typing import Any
 import pytest
 from hypothesis.statistics import collector
 
+import waiting
+
 PARTS = ("properties", "transcripts", "log", "connectors", "spark", "kafka", "cluster", "benchmarks")
 PART_OF_FOLDER = {
     "bridges": "connectors",
@@ -64,6 +66,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[tried_key] = {}
+    if config.getoption("soak"):
+        waiting.PATIENCE_S = waiting.SOAK_PATIENCE_S  # before the tests are imported
     config.pluginmanager.register(Summary(config.stash[tried_key]), "soak-summary")
 
 

@@ -35,12 +35,12 @@ from kafka_node import CERTIFICATE, HOST, Node, free_ports, is_free, make_certif
 
 __all__ = ["BROKER", "CONNECTOR", "KafkaCluster", "KafkaFailed", "KafkaUnavailable", "assemble"]
 
-START_S_MAX = 180
+START_S_MAX = 600  # on a busy machine; a node that dies meanwhile is noticed at once
 QUICK_START = ["-XX:TieredStopAtLevel=1"]
 STOP_S_MAX = 20
-ASK_S = 2
+ASK_S = 10
 USUAL_PORT = 9092
-ANSWER_S_MAX = 60
+ANSWER_S_MAX = 300
 SPREAD_S_MAX = 3  # not every broker has heard of a topic that was just made
 
 

@@ -40,15 +40,15 @@ WATCH = Path(__file__).resolve().parent / "kafka" / "watch.py"
 PORTS = range(20_000, 32_000)
 MARK = "MILLSTREAM_CLUSTER_NODE"
 """Stands in the environment of a worker and of all that it starts: executors, and their Python processes."""
-START_S_MAX = 120
-STOP_S_MAX = 20
+START_S_MAX = 600  # on a busy machine; what dies meanwhile is noticed at once
+STOP_S_MAX = 60
 LOOK_S = 0.05
 LOG_LINES = 30
 JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 MASTER = "org.apache.spark.deploy.master.Master"
 WORKER = "org.apache.spark.deploy.worker.Worker"
 # A dead worker is noticed by its broken connection; these are for one that hangs.
-DAEMON_OPTIONS = ("-Dspark.worker.timeout=10", "-Dspark.worker.cleanup.enabled=false", "-Dspark.ui.enabled=false")
+DAEMON_OPTIONS = ("-Dspark.worker.timeout=60", "-Dspark.worker.cleanup.enabled=false", "-Dspark.ui.enabled=false")
 DEFAULTS = """\
 spark.authenticate true
 spark.authenticate.secret {secret}

@@ -13,6 +13,7 @@ import pyiceberg
 
 import millstream
 from millstream.connectors.opening import open_sink  # noqa: F401  loaded before children are forked
+from waiting import exit_code_of_child
 
 from .support import SCORES, Target, table, weights
 
@@ -37,7 +38,6 @@ context.set_forkserver_preload(
         __name__,
     ]
 )
-DEADLINE_SECONDS = 120
 BATCHES = 5
 WATCHED = tuple(
     str(Path(package.__file__).parent / part) + os.sep
@@ -110,6 +110,4 @@ def run(*arguments):
     """The exit code of a child; -9 if it was killed."""
     process = context.Process(target=write_batches, args=arguments, daemon=True)
     process.start()
-    process.join(DEADLINE_SECONDS)
-    assert not process.is_alive(), "the child did not end"
-    return process.exitcode
+    return exit_code_of_child(process, "the child that writes batches")

@@ -15,6 +15,7 @@ import millstream as ms
 from millstream.connectors.opening import open_sink
 from millstream.log import EmbeddedLog
 from millstream.records import Schema, rows_to_batch
+from waiting import until
 
 SCORES = Schema.of("team string, score int")
 
@@ -113,6 +114,16 @@ def delta_files(folder):
     return sorted(str(Path(folder) / unquote(path)) for path in found)
 
 
+def partitions_of(consumer, topic):
+    """None while no broker answers, as when one has just been killed."""
+    from confluent_kafka import KafkaException
+
+    try:
+        return consumer.list_topics(topic, timeout=10).topics[topic].partitions
+    except KafkaException:
+        return {}
+
+
 def committed(servers, topic):
     """All records of a topic of Kafka that readers see, as (key, value), partition after partition."""
     from confluent_kafka import Consumer, TopicPartition
@@ -120,9 +131,11 @@ def committed(servers, topic):
     settings = {"bootstrap.servers": servers, "group.id": "tests", "enable.partition.eof": True, "log_level": 0}
     consumer = Consumer({**settings, "isolation.level": "read_committed", "auto.offset.reset": "earliest"})
     found = []
-    for number in consumer.list_topics(topic, timeout=30).topics[topic].partitions:
+    known = until(lambda: partitions_of(consumer, topic), f"the brokers to say which partitions {topic} has")
+    for number in known:
         consumer.assign([TopicPartition(topic, number, 0)])
-        while (message := consumer.poll(60)).error() is None:
+        end = f"the end of partition {number} of {topic}"
+        while (message := until(lambda: consumer.consume(1, 1), end)[0]).error() is None:
             found.append((message.key(), message.value()))
         assert message.error().name() == "_PARTITION_EOF", message.error()
     consumer.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import millstream as ms
+from waiting import exit_code_of_child, until
 
 from .conftest import Open
 from .histories import check, write, write_in_process
@@ -49,8 +50,7 @@ def processes(address: str, name: str, diaries: list[Path], appends: int, *, for
 def test_processes_lose_no_update(address: str, name: str, open_store: Open, tmp_path: Path) -> None:
     diaries = [tmp_path / f"{number}.diary" for number in range(3)]
     for process in processes(address, name, diaries, 15):
-        process.join(100)
-        assert process.exitcode == 0
+        assert exit_code_of_child(process, "a writer") == 0
     assert check(open_store(), diaries) >= 15
 
 
@@ -75,17 +75,18 @@ def test_killed_writers_leave_whole_appends(
         ]
         for process in started:
             process.start()
-        deadline = time.monotonic() + 60
-        while not all(diary.exists() and '"done"' in diary.read_text() for diary in pair):
-            assert time.monotonic() < deadline
-            assert all(process.is_alive() for process in started)
-            time.sleep(0.01)
+        until(lambda pair=pair, started=started: both_append(pair, started), "an append of each of the two writers")
         time.sleep(random.uniform(0, 0.3))
         for process in started:
             process.kill()
             process.join()
         diaries += pair
     assert check(open_store(), diaries) >= 2 * kills
+
+
+def both_append(diaries: list[Path], writers: list) -> bool:
+    assert all(writer.is_alive() for writer in writers), "a writer has ended before it was killed"
+    return all(diary.exists() and '"done"' in diary.read_text() for diary in diaries)
 
 
 def write_flushing(address: str, name: str, who: str, diary: str) -> None:

@@ -18,12 +18,11 @@ import pyarrow.parquet as pq
 
 from millstream.errors import SparkFailed
 from millstream.log import EmbeddedLog, connect
-from waiting import until
+from waiting import exit_code, until
 
 from .support import SCHEMA, Triple, counted, expected, offsets_of, put, read, sqlite_rows, table, unweighted
 
 USERS = ("ann", "bob", "cid", "dee")
-START_S = 300
 FEED_S = 5
 MOMENT_S = 0.002
 """A file that is there for the time of a write must not be missed too often."""
@@ -126,7 +125,7 @@ class Killed:
         if jvm_only:
             (jvm,) = (child for child in children(process.pid) if "PythonGatewayServer" in command_of(child))
             os.kill(jvm, signal.SIGKILL)
-            return process.wait(START_S)
+            return exit_code(process, "the job whose JVM was killed")
         if worker_first:
             os.kill(self.worker(), signal.SIGKILL)
             before = self.newest()
@@ -138,7 +137,7 @@ class Killed:
             until(lambda: process.poll() is not None or when() or self._feed_now_and_then(), moment, MOMENT_S)
         if process.poll() is None:
             process.kill()
-        return process.wait(START_S)
+        return exit_code(process, "the killed job")
 
     def _feed_now_and_then(self) -> bool:
         """A short moment may be missed: it comes again with the next batch, for which there must be rows."""
@@ -170,7 +169,8 @@ class Killed:
 
     def catch_up(self) -> None:
         process = self.start("--until", "caught up")
-        assert process.wait(START_S * 2) == 0, (self.folder / "err").read_text()
+        code = exit_code(process, "the job that catches up")
+        assert code == 0, (self.folder / "err").read_text()
         self._watching.set()
         self._watcher.join()
         self.batches |= offsets_of(self.job)

@@ -14,9 +14,9 @@ import pytest
 
 import small_disk
 from millstream.errors import DiskFull
-from waiting import until
+from waiting import exit_code, until
 
-from .killing import START_S, Killed
+from .killing import Killed
 
 LEFT_PAGES = (0, 2, 7)
 pytestmark = [pytest.mark.soak, pytest.mark.own_processes, pytest.mark.timeout(1800)]
@@ -37,7 +37,7 @@ def killed(tmp_path: Path, jobs: Path) -> Iterator[Killed]:
 
 def stopped(killed: Killed, process: subprocess.Popen[bytes], heard: int) -> None:
     """The job has ended with a message of the full disk."""
-    code = process.wait(START_S)
+    code = exit_code(process, "the job whose disk is full")
     said = (killed.folder / "err").read_text()[heard:]
     print(said, flush=True)
     assert code == DiskFull.exit_code, said

@@ -16,11 +16,10 @@ from types import ModuleType
 import pytest
 
 from test_examples import EXAMPLES, load
-from waiting import until
+from waiting import exit_code, until
 
 KILLS_OF_A_SOAK = 5
 TRANSFERS = 3_000
-START_S = 300
 pytestmark = [pytest.mark.soak, pytest.mark.own_processes]
 FLOW = f"""
 import sys
@@ -56,7 +55,7 @@ def test_the_sum_stays_under_kills(accounts: int, tmp_path: Path, rounds: Callab
         until(lambda process=process, before=before: process.poll() is not None or batches(broker) > before, "a batch")
         time.sleep(chance.uniform(0, 3))
         process.kill()
-        assert process.wait(START_S) == -signal.SIGKILL
+        assert exit_code(process, "the killed job") == -signal.SIGKILL
         print(f"kill {number + 1} of {kills}, {batches(broker)} batches", flush=True)
     process = started(tmp_path, broker)
     with closing(example.Balances(broker, accounts)) as held:
@@ -70,6 +69,6 @@ def test_the_sum_stays_under_kills(accounts: int, tmp_path: Path, rounds: Callab
             until(is_at_rest, "all orders are executed", 2.0)
         finally:
             process.terminate()
-            process.wait(START_S)
+            exit_code(process, "the job that was told to stop")
         assert len(held.of) == accounts
         assert all(balance >= 0 for balance, _, _ in held.of.values())

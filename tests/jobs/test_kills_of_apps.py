@@ -13,7 +13,7 @@ import pytest
 
 from millstream.jobs.job_folder import newest_number
 from millstream.log import EmbeddedLog
-from waiting import until
+from waiting import exit_code, until
 
 from .support import SCHEMA, put, read, seconds
 
@@ -125,7 +125,8 @@ class KilledApp:
         (self.folder / "stop").touch()
         process = self.start()
         try:
-            assert process.wait(600) == 0, (self.folder / "err").read_text()[-2000:]
+            code = exit_code(process, "the app that catches up")
+            assert code == 0, (self.folder / "err").read_text()[-2000:]
         finally:
             process.kill()
 

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import JobRunning
-from waiting import until
+from waiting import exit_code, until
 
-from .killing import START_S, Killed
+from .killing import Killed
 
 SECOND_RUNS = 3
 RACES = 5
-pytestmark = [pytest.mark.soak, pytest.mark.own_processes, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.soak, pytest.mark.own_processes]
 
 
 @pytest.fixture
@@ -38,7 +38,7 @@ def test_a_second_run_is_refused_while_the_first_continues(killed: Killed, round
         for number in range(1, rounds(SECOND_RUNS, 1) + 1):
             before = killed.newest()
             until(lambda before=before: killed.newest() > before, "a batch of the first")
-            assert killed.start().wait(START_S) == JobRunning.exit_code
+            assert exit_code(killed.start(), "the second run") == JobRunning.exit_code
             assert refusals(killed) == number
             killed.feed(50)
         before = killed.newest()
@@ -46,7 +46,7 @@ def test_a_second_run_is_refused_while_the_first_continues(killed: Killed, round
         assert first.poll() is None
     finally:
         first.kill()
-        assert first.wait(START_S) == -signal.SIGKILL
+        assert exit_code(first, "the first run, which was killed") == -signal.SIGKILL
     killed.catch_up()
     killed.check()
 
@@ -58,7 +58,8 @@ def test_one_of_two_runs_started_at_the_same_instant_is_refused(
     for number in range(1, rounds(RACES, 2) + 1):
         killed.feed(60)
         both = [killed.start("--until", "caught up") for _ in range(2)]
-        assert sorted(process.wait(START_S * 2) for process in both) == [0, JobRunning.exit_code]
+        codes = sorted(exit_code(process, "both runs") for process in both)
+        assert codes == [0, JobRunning.exit_code]
         assert refusals(killed) == number
     killed.catch_up()
     killed.check()

@@ -15,12 +15,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from millstream.log import EmbeddedLog
+from waiting import exit_code_of_child, until
 
 from .disks import DeadlyDisk, Steps
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["pytest", "millstream.log", __name__])
-DEADLINE_SECONDS = 60
+UNTIL_KILLED_SECONDS = 3600
 
 
 def start(work, *args):
@@ -32,9 +33,7 @@ def start(work, *args):
 def run(work, *args):
     """The exit code of a child; -9 if it was killed."""
     process = start(work, *args)
-    process.join(DEADLINE_SECONDS)
-    assert not process.is_alive(), "the child did not end"
-    return process.exitcode
+    return exit_code_of_child(process, work.__name__)
 
 
 @contextmanager
@@ -47,12 +46,8 @@ def running(*processes):
             process.join()
 
 
-def wait_until(holds, seconds=DEADLINE_SECONDS):
-    deadline = time.monotonic() + seconds
-    while not (found := holds()):
-        assert time.monotonic() < deadline, "did not happen in time"
-        time.sleep(0.01)
-    return found
+def wait_until(holds, what="what the line above waits for"):
+    return until(holds, what, look_s=0.01)
 
 
 class Diary:
@@ -141,7 +136,7 @@ def open_transaction(folder, diary, topic, value, name, partition=0):
     with producer.transaction():
         producer.send(topic, value, partition=partition).wait()
         Diary(diary).write("open")
-        time.sleep(DEADLINE_SECONDS)
+        time.sleep(UNTIL_KILLED_SECONDS)
 
 
 def die_after_verdict(folder, topic, value, name):
@@ -225,9 +220,9 @@ def work_off(folder, diary, queue, answer_share):
 def hold_messages(folder, diary, queue, count):
     diary = Diary(diary)
     with EmbeddedLog(folder) as log, log.queue(queue) as messages:
-        for message in messages.receive_many(count, timeout=DEADLINE_SECONDS):
+        for message in messages.receive_many(count, timeout=UNTIL_KILLED_SECONDS):
             diary.write(message.value.decode())
-        time.sleep(DEADLINE_SECONDS)
+        time.sleep(UNTIL_KILLED_SECONDS)
 
 
 # ---------------------------------------------------------------- other

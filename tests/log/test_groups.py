@@ -361,7 +361,7 @@ def _exactly_once(tmp_path, seed, rounds, workers):
                 running_now[name].kill()
                 running_now[name].join()
                 running_now[name] = start(transform, log.path, name)
-            wait_until(lambda: log.describe_group("doubling").lag == 0)
+            wait_until(lambda: log.describe_group("doubling").lag == 0, "the group to have read everything")
         finally:
             for process in running_now.values():
                 process.kill()

@@ -30,11 +30,11 @@ import kafka_cluster
 import kafka_jars
 from brokers import USERS
 from kafka_cluster import KafkaCluster, KafkaFailed, KafkaUnavailable
-from waiting import until
+from waiting import PATIENCE_S, exit_code, until
 
 pytestmark = pytest.mark.soak  # brokers are killed, for a minute in all
 
-WAIT_S = 120
+WAIT_S = PATIENCE_S
 
 
 def new_topic(bootstrap: str) -> str:
@@ -101,8 +101,8 @@ def test_a_record_goes_in_and_out(kafka: KafkaCluster) -> None:
     topic = new_topic(kafka.bootstrap)
     send(kafka.bootstrap, topic, [b"one", b"two"])
     assert read(kafka.bootstrap, topic, 2) == [b"one", b"two"]
-    assert kafka.leader_of(topic, 0) == 1
-    assert kafka.controller() == 1
+    assert until(lambda: kafka.leader_of(topic, 0), "a leader") == 1
+    assert until(kafka.controller, "a controller") == 1
 
 
 def test_a_partition_that_is_not_there_has_no_leader(kafka: KafkaCluster) -> None:
@@ -152,8 +152,7 @@ def without(cluster: KafkaCluster, node: int) -> Iterator[None]:
 def test_another_broker_takes_over_from_a_killed_leader(kafka3: KafkaCluster) -> None:
     topic = new_topic(kafka3.bootstrap)
     send(kafka3.bootstrap, topic, [b"before"])
-    leader = kafka3.leader_of(topic, 0)
-    assert leader is not None
+    leader = until(lambda: kafka3.leader_of(topic, 0), "a leader")
     with without(kafka3, leader):
         until(lambda: kafka3.leader_of(topic, 0) not in (leader, None), "there was another leader")
         send(kafka3.bootstrap, topic, [b"meanwhile"])
@@ -162,8 +161,7 @@ def test_another_broker_takes_over_from_a_killed_leader(kafka3: KafkaCluster) ->
 
 
 def test_another_controller_takes_over_from_a_killed_one(kafka3: KafkaCluster) -> None:
-    controller = kafka3.controller()
-    assert controller is not None
+    controller = until(kafka3.controller, "a controller")
     with without(kafka3, controller):
         until(lambda: kafka3.controller() not in (controller, None), "there was another controller")
         new_topic(kafka3.bootstrap)  # only a controller can make one
@@ -248,7 +246,7 @@ def test_no_broker_is_left_behind_and_its_data_stay(tmp_path: Path) -> None:
     topic = new_topic(address)
     send(address, topic, [b"kept"])
     process.send_signal(signal.SIGINT)
-    assert process.wait(WAIT_S) == 0
+    assert exit_code(process, "the starter of Kafka, after Ctrl-C") == 0
     assert not serves(int(address.rpartition(":")[2]))
 
     process, address = started(tmp_path)

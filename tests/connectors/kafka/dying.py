@@ -3,8 +3,9 @@
 import os
 import signal
 
-from connectors.children import DEADLINE_SECONDS, context
+from connectors.children import context
 from connectors.support import SCORES, Target, table
+from waiting import exit_code_of_child
 
 
 class Dying:
@@ -42,6 +43,4 @@ def run(*arguments):
     """The exit code of a child; -9 if it was killed."""
     process = context.Process(target=write_and_die, args=arguments, daemon=True)
     process.start()
-    process.join(DEADLINE_SECONDS)
-    assert not process.is_alive(), "the child did not end"
-    return process.exitcode
+    return exit_code_of_child(process, "the child that writes batches")

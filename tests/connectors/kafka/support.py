@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Iterable, Mapping
 from contextlib import closing
@@ -16,8 +15,9 @@ from millstream.connectors.kafka.source import KafkaSource
 from millstream.connectors.source import Offsets, Slab
 from millstream.log.kafka.address import KafkaAddress
 from millstream.records import Schema
+from waiting import PATIENCE_S, until
 
-WAIT_S = 60
+WAIT_S = PATIENCE_S
 SCHEMA = "user string, n int"
 
 
@@ -36,10 +36,11 @@ def made(bootstrap: str, partitions: int = 1, name: str | None = None, **config:
 
 
 def until_known(admin: AdminClient, topic: str, partitions: int) -> None:
-    deadline = time.monotonic() + WAIT_S
-    while len(admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions) != partitions:
-        assert time.monotonic() < deadline, f"{topic} did not get {partitions} partitions"
-        time.sleep(0.02)
+    until(
+        lambda: len(admin.list_topics(topic, timeout=WAIT_S).topics[topic].partitions) == partitions,
+        f"{topic} to have {partitions} partitions",
+        0.02,
+    )
 
 
 def removed(bootstrap: str, topic: str) -> None:
@@ -101,10 +102,7 @@ class Transactions:
 
 def until_ends(source: KafkaSource, ends: Offsets) -> None:
     """The markers of a transaction are written after its producer learned that it has ended."""
-    deadline = time.monotonic() + WAIT_S
-    while source.latest() != ends:
-        assert time.monotonic() < deadline, f"the end is {source.latest()}, not {ends}"
-        time.sleep(0.02)
+    until(lambda: source.latest() == ends, f"the end to be {ends}", 0.02)
 
 
 def row(user: str, n: int, **more: Any) -> bytes:

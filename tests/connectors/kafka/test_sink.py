@@ -22,6 +22,7 @@ from millstream.connectors.opening import open_sink
 from millstream.errors import InvalidInput, InvalidSchema, ProducerFenced, SinkFailed, SinkUnavailable
 from millstream.log.kafka.topics import change_settings, kept_settings
 from millstream.records import Schema
+from waiting import PATIENCE_S, until
 
 from . import dying
 
@@ -110,7 +111,7 @@ def test_a_topic_that_others_made_gets_json(kafka, opened, topic, rows):
     from confluent_kafka.admin import AdminClient, NewTopic
 
     admin = AdminClient({"bootstrap.servers": kafka.bootstrap})
-    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(30)
+    admin.create_topics([NewTopic(topic, 1, 1)])[topic].result(PATIENCE_S)
     opened().write(0, table(SCORES, [A]), None)
     assert rows() == [A]
 
@@ -235,7 +236,8 @@ def test_markers_are_compacted_and_never_expire(log, opened):
     opened()
     settings = kept_settings(log.clients, kafka_markers.TOPIC)
     assert settings["cleanup.policy"] == "compact"
-    assert log.clients.admin.list_topics(timeout=30).topics[kafka_markers.TOPIC].partitions.keys() == set(range(16))
+    topics = log.clients.admin.list_topics(timeout=PATIENCE_S).topics
+    assert topics[kafka_markers.TOPIC].partitions.keys() == set(range(16))
     assert kafka_markers.TOPIC not in log.topics()
 
 
@@ -324,13 +326,15 @@ def test_a_broker_that_hangs_holds_the_batch_back(kafka, opened, rows, monkeypat
     with hanging(kafka), pytest.raises(SinkUnavailable):
         sink.write(1, table(SCORES, [B]), None)
     monkeypatch.setattr(kafka_sink, "PROGRESS_S", 30)
-    deadline = time.monotonic() + 120
-    while True:
+
+    def written():
         try:
             sink.write(1, table(SCORES, [B]), None)
-            break
         except SinkUnavailable:
-            assert time.monotonic() < deadline
+            return False
+        return True
+
+    until(written, "the broker that hung to take the batch")
     sink.write(2, table(SCORES, [C]), None)
     assert rows() == [A, B, C]
 
@@ -460,13 +464,13 @@ def test_killed_brokers_lose_and_duplicate_nothing(kafka3, tmp_path, topic):
         for number in (1, 2, 3):
             before = written
             kafka3.kill(number)
-            while written < before + 5 and not failures:
-                time.sleep(0.1)
+            until(lambda before=before: written >= before + 5 or failures, f"five batches without broker {number}")
             kafka3.restart(number)
             kafka3.wait_in_sync()
     finally:
         over.set()
-        writing.join(120)
+        writing.join(PATIENCE_S)
+    assert not writing.is_alive(), f"a batch was not written within {PATIENCE_S} s"
     assert failures == []
     sink.close()
     found = [json.loads(value) for _, value in committed(kafka3.bootstrap, topic)]

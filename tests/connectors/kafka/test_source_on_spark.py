@@ -27,7 +27,7 @@ from millstream.log import EmbeddedLog
 from millstream.spark.session.start import log_file
 from millstream.spark.topic_data_source import register
 from times import START
-from waiting import until
+from waiting import PATIENCE_S, until
 
 from .support import Transactions, cut_before, grown, made, removed, send
 
@@ -246,7 +246,7 @@ def test_the_broker_of_a_job_may_want_a_password(kafka: KafkaCluster, guarded: s
     rows.key_by("user").window(ms.fixed("2 seconds")).agg(total=ms.sum("n")).write(totals)
     job = flow.start(broker=guarded, folder=tmp_path / "job", until=CAUGHT_UP)
     (tmp_path / "client.properties").unlink()
-    assert job.wait(120)
+    assert job.wait(PATIENCE_S)
     with ms.connect(f"kafka://{kafka.bootstrap}") as broker, broker.consumer(totals) as consumer:
         assert [record.value["total"] for record in consumer.until_caught_up()] == [2]
     files = [path for path in (tmp_path / "job").rglob("*") if path.is_file()]

@@ -51,7 +51,6 @@ print(jobs[0].progress.rows_read, flush=True)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(580)
 def test_a_password_is_in_nothing_that_spark_writes(kafka: KafkaCluster, tmp_path: Path) -> None:
     """Those of Kafka, of a registry and of Postgres, and settings of Spark that are secrets."""
     topic = made(kafka.bootstrap, retention_ms="-1")  # the record is of 1970
@@ -93,7 +92,6 @@ def test_a_password_is_in_nothing_that_spark_writes(kafka: KafkaCluster, tmp_pat
                 env={**os.environ, "TMPDIR": str(tmp_path)},
                 capture_output=True,
                 text=True,
-                timeout=560,
             )
     finally:
         server.close()

@@ -13,7 +13,9 @@ import pytest
 
 import millstream as ms
 from kafka_cluster import KafkaCluster
+from millstream.errors import KafkaUnavailable
 from millstream.log.kafka.log import KafkaLog
+from waiting import PATIENCE_S, until
 
 SCHEMA = "user string, score int"
 pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.soak]
@@ -35,12 +37,28 @@ def send(log: KafkaLog, topic: str, scores: range) -> list[int]:
             (score, producer.send(topic, {"user": f"u{score % 7}", "score": score}, key=f"u{score % 7}"))
             for score in scores
         ]
-        return [score for score, receipt in receipts if receipt.wait(timeout=120).offset >= 0]
+        return [score for score, receipt in receipts if receipt.wait(timeout=PATIENCE_S).offset >= 0]
 
 
 def read(log: KafkaLog, topic: str) -> list[Any]:
-    with log.consumer(topic) as consumer:
-        return list(consumer.until_caught_up())
+    """All records; tried again while brokers that have just come back do not answer."""
+    found: list[Any] = []
+
+    def answered() -> bool:
+        try:
+            with log.consumer(topic) as consumer:
+                found[:] = consumer.until_caught_up()
+        except KafkaUnavailable:
+            return False
+        return True
+
+    until(answered, f"the records of {topic} to be read")
+    return found
+
+
+def leader_of(cluster: KafkaCluster, topic: str) -> int:
+    """Of partition 0, once there is one."""
+    return int(until(lambda: cluster.leader_of(topic, 0), f"a leader of {topic}"))
 
 
 def sums(topic: str) -> ms.Flow:
@@ -64,13 +82,9 @@ def test_a_leader_and_the_controller_die_in_the_middle_of_a_run(kafka3: KafkaClu
         job = sums(topic).start(broker=address, folder=tmp_path / "job")
         try:
             acknowledged += send(log, topic, range(300))
-            leader = kafka3.leader_of(topic, 0)
-            assert leader is not None
-            with killed(kafka3, leader):
+            with killed(kafka3, leader_of(kafka3, topic)):
                 acknowledged += send(log, topic, range(300, 600))
-            controller = kafka3.controller()
-            assert controller is not None
-            with killed(kafka3, controller):
+            with killed(kafka3, int(until(kafka3.controller, "a controller"))):
                 acknowledged += send(log, topic, range(600, 900))
         finally:
             job.stop()
@@ -100,12 +114,10 @@ def test_what_each_acks_promises(kafka3: KafkaCluster) -> None:
     address, topic = f"kafka://{kafka3.bootstrap}", f"acks-{uuid.uuid4().hex[:8]}"
     with KafkaLog(address) as log:
         log.create_topic(topic)
-        leader = kafka3.leader_of(topic, 0)
-        assert leader is not None
-        with killed(kafka3, leader):
+        with killed(kafka3, leader_of(kafka3, topic)):
             with log.producer(acks=0) as producer:
                 producer.send(topic, b"0").wait(timeout=0)  # does not wait for anybody
             for acks in (1, "all"):
                 with log.producer(acks=acks) as producer:
-                    assert producer.send(topic, str(acks).encode()).wait(timeout=60).offset >= 0
+                    assert producer.send(topic, str(acks).encode()).wait(timeout=PATIENCE_S).offset >= 0
         assert {record.value for record in read(log, topic)} >= {b"1", b"all"}

@@ -7,14 +7,17 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from jobs.killing import KINDS_OF_KILLS, Killed, kill_a_few_times, kill_often
 from kafka_cluster import KafkaCluster
+from waiting import until
 
 KILLS_OF_A_SOAK = 20
+HANGS, HANGS_S = 3, 3
 pytestmark = pytest.mark.xdist_group("kafka")
 
 
@@ -34,22 +37,32 @@ def test_kills_lose_and_duplicate_nothing(killed: Killed) -> None:
 @pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_broker_that_hangs_holds_a_job_up_and_nothing_else(killed: Killed, kafka: KafkaCluster) -> None:
-    """Three times, for a few seconds, while batches are read and written."""
+    """Three times, for a few seconds, each time after another batch has begun."""
     killed.feed(100)
+    over = threading.Event()
 
-    def hang() -> None:
-        for _ in range(3):
-            time.sleep(4)
+    def hang() -> int:
+        for number in range(HANGS):
+            before = killed.newest()
+            until(lambda before=before: over.is_set() or killed.newest() > before, "a batch to begin")
+            if over.is_set():
+                return number
             os.killpg(kafka.pid(1), signal.SIGSTOP)
-            time.sleep(3)
-            os.killpg(kafka.pid(1), signal.SIGCONT)
+            try:
+                time.sleep(HANGS_S)
+            finally:
+                os.killpg(kafka.pid(1), signal.SIGCONT)
+        return HANGS
 
     assert killed.run_and_kill() == -signal.SIGKILL
     killed.feed(300)  # enough for late rows, however they are divided into batches
-    hanging = threading.Thread(target=hang)
-    hanging.start()
-    killed.catch_up()
-    hanging.join()
+    with ThreadPoolExecutor(1) as pool:
+        hanging = pool.submit(hang)
+        try:
+            killed.catch_up()
+        finally:
+            over.set()
+        assert hanging.result() > 0
     killed.check()
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import sysconfig
-import time
 import venv
 from collections import Counter
 from collections.abc import Callable
@@ -15,13 +14,13 @@ from typing import Any
 
 from jobs.support import START, row, t
 from spark_cluster import SparkCluster
+from waiting import exit_code, until
 
 USERS = 6
 ROWS = 600
 BATCH_ROWS = 60
 WINDOW_S = 10
 NEAR_S = 2
-END_S_MAX = 280
 SCHEMA = "user string, n int, at timestamp"
 FLOW = f"""
 import millstream as ms
@@ -135,17 +134,20 @@ class ClusterJob:
         return len(list(commits.glob("[0-9]*"))) if commits.exists() else 0
 
     def until_batch(self, number: int) -> None:
-        deadline = time.monotonic() + END_S_MAX
-        while self.process.poll() is None and self.batches() < number:
-            assert time.monotonic() < deadline, f"batch {number} did not come:\n{self.err.read_text()}"
-            time.sleep(0.05)
+        try:
+            until(lambda: self.process.poll() is not None or self.batches() >= number, f"{number} complete batches")
+        except AssertionError as late:
+            raise AssertionError(f"{late}; the job said:\n{self.err.read_text()}") from None
         assert self.process.poll() is None, f"it ended before batch {number}:\n{self.err.read_text()}"
 
-    def ends(self) -> str:
-        """Waits for its end without failure; what it said."""
-        code = self.process.wait(END_S_MAX)
+    def ends(self, code: int = 0) -> str:
+        """Waits for its end, which is to have this exit code; what it said."""
+        try:
+            ended = exit_code(self.process, "the job on the cluster")
+        except AssertionError as late:
+            raise AssertionError(f"{late}; the job said:\n{self.err.read_text()}") from None
         said = self.err.read_text()
-        assert code == 0, said
+        assert ended == code, said
         assert "Traceback" not in said
         assert "\tat " not in said  # as lines of a JVM's stack begin
         return said

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -54,15 +55,43 @@ def test_quantiles_are_within_their_bounds_as_often_as_promised() -> None:
 
 
 def test_counts_are_within_their_bounds_as_often_as_promised() -> None:
-    within, checked = 0, 0
-    for run in range(100):
-        weights = {f"{run}.{value}": 1 + value % 7 for value in range(2_000)}
-        sketch = sketches.counts(weights, error=0.01)
-        for value in list(weights)[:10]:
-            found = sketches.count_of(sketch, value)
-            checked += 1
-            within += found.low <= weights[value] <= found.high
-    assert within >= 0.98 * checked
+    within = 0
+    for run in range(RUNS):
+        weights = {f"{run}.{value}": 1 + value % 7 for value in range(300)}
+        found = sketches.count_of(sketches.counts(weights, error=0.05), f"{run}.3")
+        within += found.low <= 4 <= found.high
+    assert within >= 0.98 * RUNS
+
+
+def test_merged_sketches_are_within_their_bounds_as_often_as_promised() -> None:
+    """Method: parts of different sizes, as of windows and tasks, which have some values in common."""
+    rng, size, within = np.random.default_rng(8), 2_000, np.zeros(3, int)
+    for run in range(RUNS):
+        cuts = [0, *sorted(rng.integers(1, size, 3).tolist()), size]
+        pairs = list(pairwise(cuts))
+        parts = [range(run * size + max(0, start - 50), run * size + end) for start, end in pairs]
+        count = sketches.distinct_count(sketches.merged_distinct([sketches.distinct(part, 8) for part in parts], 8))
+        number = sketches.set_size(sketches.union([sketches.set_of(part, 8) for part in parts], 8))
+        values = rng.normal(size=size)
+        merged = sketches.merged_quantiles([sketches.quantiles(values[start:end], 32) for start, end in pairs], 32)
+        middle = sketches.quantile(merged, 0.5)
+        assert middle is not None
+        exact = size, size, np.quantile(values, 0.5, method="inverted_cdf")
+        for place, (found, right) in enumerate(zip((count, number, middle), exact, strict=True)):
+            within[place] += found.low <= right <= found.high
+    assert (within >= np.array([0.94, 0.94, 0.98]) * RUNS).all()
+
+
+def test_the_bounds_of_frequent_values_always_hold() -> None:
+    """Method: of values whose frequencies fall like those of words, a sketch of 24 keeps the most frequent."""
+    rng = np.random.default_rng(9)
+    for run in range(RUNS):
+        weights = {f"{run}.{value}": int(count) for value, count in enumerate(rng.zipf(1.5, 100).clip(max=1_000))}
+        items = list(weights.items())
+        whole = sketches.frequent(weights, lg_k=5)
+        merged = sketches.merged_frequent([sketches.frequent(dict(items[at::2]), lg_k=5) for at in (0, 1)], lg_k=5)
+        for found in [*sketches.most_frequent(whole, 10), *sketches.most_frequent(merged, 10)]:
+            assert found.low <= weights[found.value] <= found.high
 
 
 def test_frequent_values_are_found_with_their_bounds() -> None:
@@ -164,7 +193,36 @@ def test_spark_reads_sketches(spark: Any) -> None:
         sketches.quantile(kll, 0.5).estimate,  # type: ignore[union-attr]
     ]
     assert list(found) == ours
+
+
+@pytest.mark.more
+def test_spark_reads_the_most_frequent_values(spark: Any) -> None:
+    one, other = ({"often": 50, "more": 80 * times, "rare": 1} for times in (1, 2))
+    merged = sketches.merged_frequent([sketches.frequent(one, 8), sketches.frequent(other, 8)], 8)
+    row = spark.createDataFrame([(bytearray(sketches.frequent(one, 8)), bytearray(merged))], "one binary, both binary")
+    state = "'maxItemsTracked', 100, 'itemDataType', cast(null as string), 'itemDataTypeDDL', 'item string not null'"
+    found = row.selectExpr(*(f"approx_top_k_estimate(named_struct('sketch', {of}, {state}), 2)" for of in row.columns))
+    assert [[tuple(item) for item in each] for each in found.first()] == [
+        [("more", 80), ("often", 50)],
+        [("more", 240), ("often", 100)],
+    ]
+
+
+@pytest.mark.more
+def test_sketches_of_spark_are_read(spark: Any) -> None:
+    """Goal: sketches that Spark has made of the same values merge with ours, since equal values have equal hashes."""
     words = [f"user {number}" for number in range(3_000)]
-    native = spark.createDataFrame([(word,) for word in words], "word string").selectExpr("hll_sketch_agg(word, 12)")
-    both = sketches.merged_distinct([bytes(native.first()[0]), sketches.distinct(words, 12)], 12)
-    assert sketches.distinct_count(both) == sketches.distinct_count(sketches.distinct(words, 12))
+    given = spark.createDataFrame([(word, float(at)) for at, word in enumerate(words)], "word string, x double")
+    made = ["hll_sketch_agg(word, 12)", "theta_sketch_agg(word, 12)", "kll_sketch_agg_double(x, 200)"]
+    top = "approx_top_k_accumulate(if(x < 100, 'often', word), 100).sketch"
+    hll, theta, kll, frequent = map(bytes, given.coalesce(1).selectExpr(*made, top).first())
+    ours = sketches.distinct(words, 12), sketches.set_of(words, 12)
+    assert sketches.distinct_count(sketches.merged_distinct([hll, ours[0]], 12)) == sketches.distinct_count(ours[0])
+    assert sketches.set_size(sketches.union([theta, ours[1]])) == sketches.set_size(ours[1])
+    assert sketches.set_size(sketches.intersection(theta, ours[1])) == sketches.set_size(ours[1])
+    middle = sketches.quantile(kll, 0.5)
+    assert middle is not None
+    assert middle.low <= 1_499 <= middle.high
+    first, *_ = sketches.most_frequent(frequent, 1)
+    assert first.value == "often"
+    assert first.low <= 100 <= first.high

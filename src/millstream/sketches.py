@@ -21,6 +21,9 @@ EPOCH, DAY_ZERO, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), date(1970, 1, 1
 DEVIATIONS = 2
 """Bounds of distinct counts are two standard deviations from the estimate: a confidence of 95 percent."""
 COUNT_CONFIDENCE = 0.99
+JAVA_PADDING = bytes(8)
+"""The Java library, as it is in Spark, writes eight bytes more after frequent items, and does not read a sketch
+without them."""
 
 
 class Estimate(NamedTuple):
@@ -217,7 +220,7 @@ def frequent(counts: Mapping[str, int], lg_k: int) -> bytes:
     sketch = library().frequent_strings_sketch(lg_k)
     for value, count in counts.items():
         sketch.update(value, count)
-    return bytes(sketch.serialize())
+    return _frequent_bytes(sketch)
 
 
 def merged_frequent(sketches: Iterable[bytes], lg_k: int) -> bytes:
@@ -226,7 +229,12 @@ def merged_frequent(sketches: Iterable[bytes], lg_k: int) -> bytes:
     made = kind(lg_k)
     for sketch in sketches:
         made.merge(_read(kind, sketch))
-    return bytes(made.serialize())
+    return _frequent_bytes(made)
+
+
+def _frequent_bytes(sketch: Any) -> bytes:
+    written = bytes(sketch.serialize())
+    return written if sketch.is_empty() else written + JAVA_PADDING
 
 
 def most_frequent(sketch: bytes, count: int) -> list[Frequent]:

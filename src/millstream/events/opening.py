@@ -32,10 +32,10 @@ def event_store(
     owns = isinstance(broker, str | os.PathLike)
     opened: Broker = connect(broker) if isinstance(broker, str | os.PathLike) else broker
     try:
+        made = _log_of(opened)
         _prepare_topic(opened, name)
-        log = _log_of(opened)(name)
         contents = Contents(changes, None if keys is None else Keys(keys))
-        return EventStore(opened, log, name, contents, owns_broker=owns)
+        return EventStore(opened, made(name), name, contents, owns_broker=owns)
     except BaseException:
         if owns:
             opened.close()
@@ -48,8 +48,14 @@ def _log_of(broker: Broker) -> Callable[[str], EventLog]:
     from millstream.events.kafka_log import KafkaEventLog  # imported lazily: the embedded log needs no Kafka client
     from millstream.log.kafka.log import KafkaLog
 
-    assert isinstance(broker, KafkaLog)
-    return lambda name: KafkaEventLog(broker, name)
+    if isinstance(broker, KafkaLog):
+        return lambda name: KafkaEventLog(broker, name)
+    raise InvalidInput(
+        "an event store is in a folder or on Kafka, not on a log server",
+        where=repr(broker),
+        next_step="open it where the folder of that server is: millstream.event_store(FOLDER, NAME); "
+        "consumers can read its topic from the server",
+    )
 
 
 def _prepare_topic(broker: Broker, name: str) -> None:
@@ -58,4 +64,11 @@ def _prepare_topic(broker: Broker, name: str) -> None:
         raise InvalidInput(
             f"topic '{name}' is compacted: it would lose events",
             next_step=f"turn compaction off: millstream topics change {name} --no-compaction",
+        )
+    is_limited = settings.retention is not None or settings.retention_bytes is not None
+    if is_limited and settings.retention_archive is None:
+        raise InvalidInput(
+            f"topic '{name}' has a retention: it would delete events, and with them the versions of streams",
+            next_step=f"turn it off: millstream topics change {name} --retention none --retention-bytes none; "
+            "limit single streams with keep() and scavenge(), or add an archive in a folder (--retention-archive)",
         )

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
+from millstream.errors import OffsetLost
 from millstream.events.layout import Row
 from millstream.events.scavenging import Expired, Removed
 
@@ -27,6 +28,10 @@ class Stored(NamedTuple):
 
 Decide = Callable[[], Sequence[Sequence[Row]]]
 """Returns the rows to store, in pieces that are each stored whole or not at all."""
+
+
+Restate = Callable[[Sequence[str], int], None]
+"""Records the rules of streams again, and with them the position before which all is about to be deleted."""
 
 
 class EventLog(Protocol):
@@ -57,10 +62,17 @@ class EventLog(Protocol):
     def rows(self, positions: Sequence[int]) -> list[Row | None]:
         """The rows at these positions, in any order, None for removed ones; only with random access."""
 
-    def remove(self, expired: Expired, restate: Callable[[Sequence[str]], None]) -> Removed:
-        """Deletes expired events for good, as far as the broker can.
-
-        `restate` records the rules of some streams again, so that the rows with them can be deleted, too.
-        """
+    def remove(self, expired: Expired, restate: Restate) -> Removed:
+        """Deletes expired events for good, as far as the broker can."""
 
     def close(self) -> None: ...
+
+
+def events_lost(topic: str, start: int, stored: int) -> OffsetLost:
+    """Without the oldest events the version of a stream is unknown: any other than the right one loses updates."""
+    return OffsetLost(
+        f"the events from position {start} to {stored - 1} are no longer stored",
+        where=f"topic '{topic}'",
+        next_step="the retention of the topic has deleted them, or its archive was removed: restore them from "
+        f"a copy of the topic; what is left can be read with read_all({stored}), or with a consumer",
+    )

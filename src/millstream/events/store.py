@@ -22,7 +22,7 @@ from millstream.events.decisions import Decisions, Part, Request, checked_parts
 from millstream.events.event import Append, Appended, Event, Recorded, checked_text, new_id
 from millstream.events.group_commit import GroupCommit
 from millstream.events.index import Index, Rules
-from millstream.events.layout import CLOSED, RETENTION, Row
+from millstream.events.layout import CLOSED, DELETED, RETENTION, Row
 from millstream.events.ports import EventLog
 from millstream.events.scavenging import Expired
 from millstream.events.subscription import Subscription
@@ -119,7 +119,7 @@ class EventStore:
             self._index.forget(removed)
         return removed.count
 
-    def _restate(self, streams: Sequence[str]) -> None:
+    def _restate(self, streams: Sequence[str], deleted_before: int) -> None:
         """Records the rules of streams again, as they are when it is written."""
         rows: list[Row] = []
 
@@ -127,7 +127,10 @@ class EventStore:
             self._catch_up()
             at_us = max(time.time_ns() // 1000, self._index.newest_us)
             rules = {stream: self._index.rules(stream) for stream in streams}
-            rows[:] = [_retention(stream, rule.keep_last, rule.keep_us, at_us) for stream, rule in rules.items()]
+            rows[:] = [
+                _retention(stream, rule.keep_last, rule.keep_us, at_us, **{DELETED: deleted_before})
+                for stream, rule in rules.items()
+            ]
             return [rows] if rows else []
 
         with self._turn:
@@ -387,6 +390,6 @@ class EventStore:
         self.close()
 
 
-def _retention(stream: str, last: int | None, age_us: int | None, at_us: int) -> Row:
-    data = orjson.dumps({"last": last, "age_us": age_us}).decode()
+def _retention(stream: str, last: int | None, age_us: int | None, at_us: int, **more: int) -> Row:
+    data = orjson.dumps({"last": last, "age_us": age_us, **more}).decode()
     return Row(stream, None, RETENTION, 1, new_id(), data, None, at_us)

@@ -16,6 +16,7 @@ from millstream.capture.postgres import steps as postgres_steps
 from millstream.capture.postgres.database import PostgresDatabase
 from millstream.capture.sqlite import database as sqlite
 from millstream.log import EmbeddedLog
+from waiting import until
 
 context = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(
@@ -33,7 +34,6 @@ context.set_forkserver_preload(
 KILLS_OF_A_LIFE = 15
 """Then another capture begins with a snapshot, so that snapshots are killed, too."""
 LIFE_SECONDS = 0.4
-READY_SECONDS = 60
 
 
 def capture(folder, name, opened, ready):
@@ -70,7 +70,7 @@ def kill_captures(kills, work, target, *arguments):
         told.close()
         with closing(ready):
             if number % 2:
-                assert ready.poll(READY_SECONDS), "the capture did not start"
+                until(lambda ready=ready: ready.poll(0.1), "the capture to start")
             deadline = time.monotonic() + chance.uniform(0, LIFE_SECONDS)
             while time.monotonic() < deadline:
                 work.run(1)

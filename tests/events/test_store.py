@@ -6,6 +6,7 @@ import pickle
 import threading
 import time
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from millstream.errors import (
 )
 from millstream.events.index import Index
 from millstream.events.store import EventStore
+from waiting import PATIENCE_S, until
 
 from .conftest import Open
 
@@ -174,9 +176,10 @@ def test_a_subscription_follows_the_store(open_store: Open) -> None:
     other = open_store()
     other.append("t", ms.Event("E3"))
     other.append("s", ms.Event("E4"))
-    assert done.wait(60)
+    assert done.wait(PATIENCE_S), "the subscription has not seen the last event"
     subscription.close()
-    follower.join(60)
+    follower.join(PATIENCE_S)
+    assert not follower.is_alive(), "the subscription was closed, and its loop has not ended"
     assert seen == ["E1", "E2", "E3", "E4"]
 
 
@@ -234,10 +237,12 @@ def test_flushes_of_two_processes_do_not_disturb_each_other(open_store: Open) ->
         if round_ % 3 == 0:
             writer._index.flush()
         for each in (mine, other):
-            deadline = time.monotonic() + 30
-            while [each.version(f"s{number}") for number in range(5)] != [4 * (round_ + 1)] * 5:
-                assert time.monotonic() < deadline  # on Kafka others see an append a little later
+            until(partial(has_versions, each, 4 * (round_ + 1)), f"round {round_} to be seen")  # on Kafka, later
             assert [event.version for event in each.read("s3")] == list(range(1, 4 * (round_ + 1) + 1))
+
+
+def has_versions(store: EventStore, version: int) -> bool:
+    return [store.version(f"s{number}") for number in range(5)] == [version] * 5
 
 
 @pytest.mark.parametrize("embedded_only", ["embedded"])

@@ -18,7 +18,7 @@ from jobs.killing import command_of, descendants
 from jobs.support import CAUGHT_UP, SCHEMA, START, per_user, put, read, scores, t, table
 from millstream.jobs.job_folder import runs_of as folder_of_runs
 from millstream.log import EmbeddedLog
-from waiting import until
+from waiting import exit_code, until
 
 ROWS = [(f"u{second % 5}", second % 7, float(second)) for second in range(200)]
 END = [("end", 0, 100_000.0)]  # brings the watermark past every window
@@ -117,7 +117,7 @@ def test_a_killed_executor_changes_nothing(tmp_path: Path) -> None:
             until(lambda: sent(last=True), "the last panes")
         finally:
             process.terminate()
-            process.wait(60)
+            exit_code(process, "the job that was told to stop")
         panes = [pane for pane in read(log, "totals") if pane["user"] != "end"]
     found = {(user, (start - START).total_seconds() // 10): value for (user, start), value in table(panes).items()}
     assert found == total_of_each()

@@ -86,6 +86,7 @@ export class Drawing {
     for (const name of plane.partitions.length > 1 ? plane.partitions : []) {
       const moves = plane.batches.map((batch) => [batch.at, batch.partitions[name] ?? null] as const);
       this.line(context, moves, x, y, colours.watermark, [2, 3], 1, true);
+      this.named(context, name, moves, view, x, y, colours);
     }
     this.panes(context, plane, view, x, y, keys, colours);
     this.dots(context, plane, view, area, ratio, keys, colours);
@@ -184,6 +185,16 @@ export class Drawing {
     }
     context.stroke();
     context.setLineDash([]);
+  }
+
+  /** The name of a partition, at the newest point of its watermark in view. */
+  private named(context: CanvasRenderingContext2D, name: string, moves: readonly (readonly [number, number | null])[], view: View, x: (time: number) => number, y: (at: number) => number, colours: Colours): void {
+    const last = moves.findLast(([at, to]) => to !== null && at <= view.y1);
+    if (!last || last[1] === null) return;
+    context.font = "10px system-ui, sans-serif";
+    context.textAlign = "right";
+    context.fillStyle = colours.watermark;
+    context.fillText(name, x(last[1]) - 4, y(last[0]) + 11);
   }
 
   private dots(context: CanvasRenderingContext2D, plane: Plane, view: View, area: Area, ratio: number, keys: Keys, colours: Colours): void {

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
+from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -57,6 +59,14 @@ def recorded(console: Console) -> None:
     planned_in(console, flow_of(FLOW))
 
 
+def completes_another(console: Console, seconds: int = 1) -> None:
+    """The job completes a batch without rows."""
+    folder = console.supervisor.jobs / "totals" / "checkpoint"
+    end = json.loads((folder / "offsets" / "5").read_text().splitlines()[2])
+    (folder / "offsets" / "6").write_text("v1\n{}\n" + json.dumps({**end, "clock": end["clock"] + seconds * 1_000_000}))
+    (folder / "commits" / "6").write_text('v1\n{"nextBatchWatermarkMs":0}')
+
+
 def flow_of(code: str) -> ms.Flow:
     namespace: dict[str, Any] = {}
     exec(code, namespace)
@@ -92,10 +102,7 @@ def test_batches_are_repeated_as_they_complete(console: Console) -> None:
     ]
     assert [batch["late_count"] for batch in found] == [0, 0, 0, 0, 0, 1]
     assert found[0]["watermark"] == found[0]["rows"][-1][0] - 10_000
-    folder = console.supervisor.jobs / "totals" / "checkpoint"
-    end = json.loads((folder / "offsets" / "5").read_text().splitlines()[2])
-    (folder / "offsets" / "6").write_text("v1\n{}\n" + json.dumps({**end, "clock": end["clock"] + 1_000_000}))
-    (folder / "commits" / "6").write_text('v1\n{"nextBatchWatermarkMs":0}')
+    completes_another(console)
     until(lambda: len(ask()) == len(BATCHES) + 1, "the next batch is repeated")
     assert found[-1]["batch"] == 6
 
@@ -208,3 +215,80 @@ def test_the_plane_is_drawn(console: Console, page: Page) -> None:
     until(lambda: plane.screenshot() != before, "the plane is drawn nearer")
     page.get_by_role("button", name="Follow").click()
     page.get_by_role("button", name="Pause").wait_for()
+    assert violations(page) == []
+
+
+@dataclass(frozen=True)
+class View:
+    """What the plane shows: times in milliseconds."""
+
+    left: int
+    right: int
+    bottom: int
+    top: int
+
+    @classmethod
+    def of(cls, page: Page) -> View:
+        return cls(*map(int, (page.locator("canvas.plane").get_attribute("data-view") or "").split()))
+
+    @property
+    def size(self) -> tuple[int, int]:
+        return self.right - self.left, self.top - self.bottom
+
+    def is_like(self, other: View) -> bool:
+        pairs = zip(astuple(self), astuple(other), strict=True)
+        return all(abs(one - another) <= 3 for one, another in pairs)  # times are rounded
+
+
+def looks(page: Page, wanted: Callable[[View], bool], what: str) -> View:
+    until(lambda: wanted(View.of(page)), what)
+    return View.of(page)
+
+
+def with_the_mouse(page: Page, whole: View) -> None:
+    """Scrolling zooms at the pointer, and dragging moves what is below it; neither asks why."""
+    box = page.locator("canvas.plane").bounding_box()
+    assert box is not None
+    x, y = box["x"] + box["width"] / 2, box["y"] + box["height"] / 2
+    page.mouse.move(x, y)
+    page.mouse.wheel(0, -100)
+    near = looks(page, lambda view: view.size[0] < whole.size[0], "scrolling zooms")
+    assert whole.left < near.left < near.right < whole.right
+    page.mouse.down()
+    page.mouse.move(x + 200, y, steps=4)
+    page.mouse.up()
+    dragged = looks(page, lambda view: view.right < near.right, "dragging moves")
+    assert (dragged.bottom, dragged.top) == (near.bottom, near.top)
+    assert page.get_by_role("region", name="Why").count() == 0
+
+
+@pytest.mark.more
+def test_the_plane_is_paused_moved_and_zoomed(console: Console, page: Page) -> None:
+    recorded(console)
+    page.goto(f"{console.url}/console/#/jobs/totals/plane")
+    page.get_by_text("batch 5: 9 rows, 9 drawn, 1 late").wait_for()
+    page.get_by_label("Shows").select_option("everything")
+    whole = looks(page, lambda view: view.size[1] > 200_000, "all batches are in view")
+    page.get_by_role("button", name="Zoom in").click()
+    near = looks(page, lambda view: view.size < whole.size, "it is zoomed")
+    assert [round(one / other, 2) for one, other in zip(whole.size, near.size, strict=True)] == [1.5, 1.5]
+    page.get_by_role("button", name="Earlier").click()
+    earlier = looks(page, lambda view: view.top < near.top, "it goes back in time")
+    assert (earlier.left, earlier.right, earlier.top - near.top) == (near.left, near.right, round(-near.size[1] / 2))
+    page.get_by_role("button", name="Later").click()
+    looks(page, near.is_like, "it returns")
+    page.get_by_role("button", name="Zoom out").click()
+    looks(page, whole.is_like, "it is as it was")
+    page.get_by_role("button", name="Follow").click()
+    page.get_by_role("button", name="Pause").click()
+    completes_another(console, seconds=60)
+    page.get_by_text("batch 6: 9 rows").wait_for()
+    looks(page, whole.is_like, "the paused view stays, whatever comes")
+    page.get_by_role("button", name="Follow").click()
+    newer = looks(page, lambda view: view.top > whole.top + 59_000, "it follows")
+    with_the_mouse(page, newer)
+    page.locator("canvas.plane").focus()
+    page.keyboard.press(" ")
+    looks(page, newer.is_like, "the space bar follows again")
+    page.get_by_label("Shows").select_option("30 seconds")
+    looks(page, lambda view: view.size[1] < 35_000, "the last half minute is in view")

@@ -10,6 +10,8 @@ from urllib.parse import urlencode
 import pytest
 
 import millstream as ms
+from millstream.log import EmbeddedLog
+from serving.support import Job, total, totals_flow
 
 from .axe import violations
 from .conftest import Console
@@ -92,8 +94,17 @@ def test_a_record_is_produced(console: Console) -> None:
     assert (status, sent) == (200, {"partition": 1, "offset": 50})
     newest = found(console, "points", partition=1, limit=1)[1]["records"][0]
     assert (newest["key"], newest["value"]["score"]) == ("k", 7)
-    for wrong in ({"value": {"score": "many"}}, {"value": value, "key": 3}, {"value": value, "partition": "x"}):
+    for wrong in (
+        {"value": {"score": "many"}},
+        {"value": value, "key": 3},
+        {"value": value, "partition": "x"},
+        {"value": value, "headers": "x"},
+        {"value": value, "headers": {"n": 7}},
+        {"value": value, "headers": [["n"]]},
+    ):
         assert console.ask("POST", "/v1/topics/points/records", json.dumps(wrong), **session)[0] == 400
+    nowhere = json.dumps({"value": value, "partition": 2})
+    assert console.ask("POST", "/v1/topics/points/records", nowhere, **session)[0] == 404
     assert console.ask("POST", "/v1/topics/points/records", "x" * (2 << 20), **session)[0] == 400
     assert [each["action"] for each in console.supervisor.store.audit()] == ["produce"]
 
@@ -180,6 +191,7 @@ def test_topics_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("region", name="Record", exact=True).wait_for()
     page.get_by_role("img", name="1 records from").wait_for()
     picture(page, "topic")
+    assert violations(page) == []
     for given, text in (
         ({"Text": "user 42"}, "1 found in 100 records"),
         ({"Key": "key 3"}, "10 found in 100 records"),
@@ -194,9 +206,23 @@ def test_topics_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("button", name="Newest").click()
     page.get_by_text("Produce a record").click()
     page.get_by_label("Value of the new record").fill('{"user": "new one", "score": 1}')
+    page.get_by_label("Partition of the new record").select_option("1")
+    for name, given in (("trace", "7"), ("unwanted", ""), ("trace", "8")):
+        page.get_by_role("button", name="Add a header").click()
+        header = page.get_by_role("group", name="Header").last
+        header.get_by_label("Name").fill(name)
+        header.get_by_label("Value").fill(given)
+    page.get_by_role("button", name="Remove header 2").click()
+    picture(page, "produce")
+    assert violations(page) == []
     page.get_by_role("button", name="Send").click()
-    page.get_by_text("Sent as").wait_for()
+    page.get_by_text("Sent as 1/50").wait_for()
     page.get_by_role("cell", name="new one").wait_for()
+    page.get_by_role("button", name="1/50").click()
+    record = page.get_by_role("region", name="Record", exact=True)
+    record.get_by_text('"new one"').wait_for()
+    assert record.get_by_role("term").all_inner_texts() == ["trace", "trace"]
+    assert record.get_by_role("definition").all_inner_texts() == ["7", "8"]
     page.get_by_role("link", name="Groups and queues").click()
     page.get_by_role("row", name="readers").wait_for()
     page.get_by_role("row", name="work").wait_for()
@@ -205,5 +231,29 @@ def test_topics_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("row", name="0 2 0 2").wait_for()
     page.get_by_role("button", name="Reset").click()
     page.get_by_role("status").filter(has_text="Reset").wait_for()
+    assert violations(page) == []
     changes(console, page)
     assert "taken over" not in page.title()
+
+
+@pytest.mark.more
+def test_a_table_in_a_database_in_the_browser(console: Console, page: Page) -> None:
+    """Goal: where no changes are kept, those of the row that was looked up are shown as they come."""
+    with ms.connect(console.log) as log:
+        assert isinstance(log, EmbeddedLog)
+        job = Job(log, totals_flow(ms.sqlite(console.log.parent / "tables.db", "totals")))
+        job.write((total("red", 5), 1), (total("blue", 1), 1))
+        page.goto(f"{console.url}/console/#/tables/totals")
+        page.get_by_text("no list of its changes").wait_for()
+        page.get_by_label("team", exact=True).fill("red")
+        page.get_by_role("button", name="Look up").click()
+        changes = page.get_by_role("region", name="Changes")
+        changes.get_by_role("row", name='+ {"team":"red","total":5}').wait_for()
+        job.write((total("red", 5), -1), (total("red", 7), 1))
+        changes.get_by_role("row", name='+ {"team":"red","total":7}').wait_for()
+        changes.get_by_role("row", name='\N{MINUS SIGN} {"team":"red","total":5}').wait_for()
+        job.write((total("red", 7), -1))
+        changes.get_by_role("row", name='\N{MINUS SIGN} {"team":"red","total":7}').wait_for()
+        picture(page, "table-in-database")
+        assert violations(page) == []
+        job.close()

@@ -1,5 +1,5 @@
 // The changes of a table in a topic as they come, and the history of a key.
-import { useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { useLive } from "../api";
 import { Problem, Sheet, text } from "../shown";
 
@@ -30,13 +30,13 @@ export function Changes({ topic }: { topic: string }) {
         )}
       </div>
       <Problem failure={failure} />
-      <Sheet label="Changes" head={["Time", "", "Key", "Row"]}>
+      <Sheet label="Changes" head={["Time", "Change", "Key", "Row"]}>
         {changesOf(answer?.records ?? [])
           .filter((each) => `${each.key} ${each.row}`.toLowerCase().includes(filter.toLowerCase()))
           .map((each) => (
             <tr key={each.place}>
               <td>{each.time}</td>
-              <td class={each.added ? "added" : "removed"}>{each.added ? "+" : "−"}</td>
+              <Sign added={each.added} />
               <td>
                 <button type="button" class="link" onClick={() => setKey(each.key)}>
                   {each.key}
@@ -45,6 +45,40 @@ export function Changes({ topic }: { topic: string }) {
               <td class="value">{each.row}</td>
             </tr>
           ))}
+      </Sheet>
+    </>
+  );
+}
+
+function Sign({ added }: { added: boolean }) {
+  return <td class={added ? "added" : "removed"}>{added ? "+" : "−"}</td>;
+}
+
+const ROW_CHANGES = 100;
+
+/** How the row of a key has changed since it was looked up; null while there is none. */
+export function ChangesOfRow({ row }: { row: Record<string, unknown> | null }) {
+  const [seen, setSeen] = useState<{ row: string; changes: { time: string; row: string; added: boolean }[] }>({ row: "", changes: [] });
+  const now = row === null ? "" : text(row);
+  useEffect(() => {
+    setSeen((before) => {
+      if (now === before.row) return before;
+      const time = new Date().toISOString().slice(0, 23).replace("T", " ");
+      const both = [{ time, row: now, added: true }, { time, row: before.row, added: false }].filter((each) => each.row !== "");
+      return { row: now, changes: [...both, ...before.changes].slice(0, ROW_CHANGES) };
+    });
+  }, [now]);
+  return (
+    <>
+      <h2>Changes of this row as they come</h2>
+      <Sheet label="Changes" head={["Time", "Change", "Row"]}>
+        {seen.changes.map((each, number) => (
+          <tr key={seen.changes.length - number}>
+            <td>{each.time}</td>
+            <Sign added={each.added} />
+            <td class="value">{each.row}</td>
+          </tr>
+        ))}
       </Sheet>
     </>
   );

@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { act, acts, useLive } from "../api";
 import { Act, count, Problem, Sheet, span, text } from "../shown";
-import { Changes } from "./changes";
+import { Changes, ChangesOfRow } from "./changes";
 import { Names } from "./topics";
 
 interface Group {
@@ -201,6 +201,15 @@ export function Table({ name }: { name: string }) {
         </Sheet>
       )}
       {table?.topic && <Changes topic={table.topic} />}
+      {table && !table.topic && (
+        <>
+          {asked && <ChangesOfRow key={asked} row={row.failure ? null : row.answer} />}
+          <p class="faint">
+            A table in {table.kind} has the current row of each key, and no list of its changes: look a key up to see how its row
+            changes from now on. Tables in topics show the changes of all keys, and their history.
+          </p>
+        </>
+      )}
     </>
   );
 }

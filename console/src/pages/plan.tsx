@@ -15,6 +15,10 @@ interface Step {
   windowed?: boolean;
   runs?: string;
   steps?: string[];
+  /** The kind of process that runs it. */
+  process?: string;
+  /** The physical parts that run it. */
+  stages?: string[];
 }
 
 interface Plan {
@@ -52,7 +56,9 @@ interface Metrics {
 }
 
 const WIDTH = 230;
-const HEIGHT = 82;
+const LINE = 17;
+const HEIGHT = 100;
+const HEIGHT_PHYSICAL = HEIGHT + LINE;
 
 export function PlanPage({ name, processes }: { name: string; processes: Process[] }) {
   const path = `/v1/jobs/${encodeURIComponent(name)}`;
@@ -70,14 +76,17 @@ export function PlanPage({ name, processes }: { name: string; processes: Process
   };
   if (!answer) return <Problem failure={failure} />;
   const step = answer.logical.find((each) => each.name === chosen) ?? answer.physical.find((each) => each.name === chosen);
+  const isChosen = (each: Step) => each.name === chosen || (step?.stages ?? []).includes(each.name);
+  const given = { samples: steps, sent, isChosen, choose, processes };
   return (
     <>
       {newest && <Phases of={newest} />}
       <Processes of={processes} />
       <div class="graphs">
-        <Graph title="Logical: as it was written" steps={answer.logical} samples={steps} sent={sent} chosen={chosen} choose={choose} />
-        <Graph title={`Physical: as Spark runs it, ${answer.key_groups} key groups`} steps={answer.physical} samples={steps} sent={sent} chosen={chosen} choose={choose} />
+        <Graph title="Logical: as it was written" steps={answer.logical} {...given} />
+        <Graph title={`Physical: as Spark runs it, ${answer.key_groups} key groups`} steps={answer.physical} {...given} />
       </div>
+      <Legend slowest={slowestOf(steps)} />
       {step && (
         <section class="card" aria-live="polite">
           <h2>{step.name}</h2>
@@ -85,6 +94,8 @@ export function PlanPage({ name, processes }: { name: string; processes: Process
           {step.line && <p class="faint">{step.line}</p>}
           {step.columns && <p class="faint">Columns: {step.columns.join(", ")}</p>}
           {step.runs && <p>Runs as {step.runs}</p>}
+          {step.stages && <p>Runs in {step.stages.join(", ")}</p>}
+          {step.process && <p class="faint">Process: {runsIn(step, processes)}</p>}
           {step.windowed && (
             <a href={`#/jobs/${encodeURIComponent(name)}/plane/${encodeURIComponent(step.name)}`}>Its time plane</a>
           )}
@@ -165,18 +176,20 @@ interface Placed {
   height: number;
 }
 
+const heightOf = (step: Step): number => (step.runs ? HEIGHT_PHYSICAL : HEIGHT);
+
 function placed(steps: Step[]): Placed {
   const graph = new dagre.graphlib.Graph();
   graph.setGraph({ rankdir: "TB", nodesep: 24, ranksep: 46, marginx: 8, marginy: 8 });
   graph.setDefaultEdgeLabel(() => ({}));
-  for (const step of steps) graph.setNode(step.name, { width: WIDTH, height: HEIGHT });
+  for (const step of steps) graph.setNode(step.name, { width: WIDTH, height: heightOf(step) });
   for (const step of steps) for (const input of step.inputs) graph.setEdge(input, step.name);
   dagre.layout(graph);
   const size = graph.graph();
   return {
     nodes: steps.map((step) => {
       const at = graph.node(step.name) as { x: number; y: number };
-      return { step, x: at.x - WIDTH / 2, y: at.y - HEIGHT / 2 };
+      return { step, x: at.x - WIDTH / 2, y: at.y - heightOf(step) / 2 };
     }),
     edges: graph.edges().map((edge) => ({
       from: edge.v,
@@ -193,8 +206,9 @@ interface GraphGiven {
   steps: Step[];
   samples: Record<string, StepSample>;
   sent: (step: string) => string | null;
-  chosen: string | null;
+  isChosen: (step: Step) => boolean;
   choose: (name: string) => void;
+  processes: Process[];
 }
 
 /** Of a stage, what its steps measure: it reads what the first one gets, and adds the delays and the state of all. */
@@ -203,12 +217,51 @@ function sampleOf(step: Step, samples: Record<string, StepSample>): StepSample |
   const [first, last] = [found[0], found.at(-1)];
   if (!first || !last || found.length === 1) return first;
   const sum = (part: (sample: StepSample) => number | null) => found.reduce((total, each) => total + (part(each) ?? 0), 0);
-  return { ...last, rows_per_s: first.rows_per_s, state_rows: sum((each) => each.state_rows), delay_own_s: sum((each) => each.delay_own_s) };
+  return { ...last, rows_per_s: first.rows_per_s, watermark: last.watermark ?? first.watermark, state_rows: sum((each) => each.state_rows), delay_own_s: sum((each) => each.delay_own_s) };
 }
 
-function Graph({ title, steps, samples, sent, chosen, choose }: GraphGiven) {
+/** The largest delay that a step adds. */
+const slowestOf = (samples: Record<string, StepSample>): number =>
+  Math.max(0, ...Object.values(samples).map((each) => each.delay_own_s ?? 0));
+
+const KINDS: [kind: string, label: string][] = [
+  ["source", "source"],
+  ["step", "row by row"],
+  ["state", "keeps state"],
+  ["side", "side output"],
+  ["sink", "output"],
+];
+
+/** What the colours of the boxes mean. */
+function Legend({ slowest }: { slowest: number }) {
+  return (
+    <p class="legend" role="note" aria-label="Colours">
+      {KINDS.map(([kind, label]) => (
+        <span key={kind}>
+          <span class={`box kind-${kind}`} /> {label}{" "}
+        </span>
+      ))}
+      <span>
+        <span class="heat-scale" /> no delay of its own to the largest{slowest > 0 && `, ${span(slowest)}`}
+      </span>
+    </p>
+  );
+}
+
+const PROCESS_NAMES: Record<string, string> = { driver: "the driver", worker: "Python workers", jvm: "the JVM" };
+const PIDS_SHOWN = 3;
+
+/** The processes that may run a step: a task runs in any of the workers. */
+function runsIn(step: Step, processes: Process[]): string {
+  const kind = step.process ?? "";
+  const pids = processes.filter((each) => each.kind === kind).map((each) => each.pid);
+  if (pids.length === 0) return PROCESS_NAMES[kind] ?? kind;
+  return `${kind} ${pids.slice(0, PIDS_SHOWN).join(", ")}${pids.length > PIDS_SHOWN ? `, ${pids.length - PIDS_SHOWN} more` : ""}`;
+}
+
+function Graph({ title, steps, samples, sent, isChosen, choose, processes }: GraphGiven) {
   const drawn = useMemo(() => placed(steps), [steps]);
-  const slowest = Math.max(0, ...Object.values(samples).map((each) => each.delay_own_s ?? 0));
+  const slowest = slowestOf(samples);
   return (
     <figure class="graph">
       <figcaption>{title}</figcaption>
@@ -226,29 +279,26 @@ function Graph({ title, steps, samples, sent, chosen, choose }: GraphGiven) {
             return (
               <g
                 key={step.name}
-                class={`node kind-${step.kind} ${chosen === step.name ? "chosen" : ""}`}
+                class={`node kind-${step.kind} ${isChosen(step) ? "chosen" : ""}`}
                 transform={`translate(${x} ${y})`}
                 role="button"
                 tabIndex={0}
                 onClick={() => choose(step.name)}
                 onKeyDown={(event) => (event.key === "Enter" || event.key === " ") && choose(step.name)}
               >
-                <rect width={WIDTH} height={HEIGHT} rx="8" />
-                <rect class="heat" width={WIDTH} height={HEIGHT} rx="8" style={{ fillOpacity: String(own * 0.45) }} />
+                <rect width={WIDTH} height={heightOf(step)} rx="8" />
+                <rect class="heat" width={WIDTH} height={heightOf(step)} rx="8" style={{ fillOpacity: String(own * 0.45) }} />
                 <text class="name" x="12" y="22">
                   {cut(step.name, 27)}
                 </text>
                 <text x="12" y="41">
                   {cut(step.does, 31)}
                 </text>
-                <text class="numbers" x="12" y="58">
-                  {cut(numbers(step, sample), 32)}
-                </text>
-                {step.runs && (
-                  <text x="12" y="75">
-                    {cut(step.runs, 33)}
+                {lines(step, sample, processes).map((each, number) => (
+                  <text key={number} class={number === 0 ? "numbers" : ""} x="12" y={58 + LINE * number}>
+                    {cut(each, 33)}
                   </text>
-                )}
+                ))}
               </g>
             );
           })}
@@ -268,6 +318,17 @@ function Flow({ at, rows }: { at: { x: number; y: number } | undefined; rows: st
       {rows}
     </text>
   );
+}
+
+/** What a step measures, how far it has come, and where it runs. */
+function lines(step: Step, sample: StepSample | undefined, processes: Process[]): string[] {
+  const reached = sample?.watermark;
+  return [
+    numbers(step, sample),
+    ...(reached === null || reached === undefined ? [] : [`watermark ${moment(reached)}`]),
+    ...(step.process ? [`in ${runsIn(step, processes)}`] : []),
+    ...(step.runs ? [step.runs] : []),
+  ];
 }
 
 function numbers(step: Step, sample: StepSample | undefined): string {

@@ -83,11 +83,13 @@ function LivePlane({ job, step }: { job: string; step: string }) {
     const draw = () => {
       asked = 0;
       const started = performance.now();
-      drawing.draw(plane, view.current ?? newestView(plane, spanMs), keys, colours);
+      const shown = view.current ?? newestView(plane, spanMs);
+      drawing.draw(plane, shown, keys, colours);
       frames.push(performance.now() - started);
       if (frames.length > 60) frames.shift();
       element.dataset["frameMs"] = [...frames].sort((a, b) => a - b)[frames.length >> 1]!.toFixed(2);
       element.dataset["points"] = String(plane.points);
+      element.dataset["view"] = [shown.x0, shown.x1, shown.y0, shown.y1].map(Math.round).join(" ");
     };
     redraw.current = () => {
       asked ||= requestAnimationFrame(draw);
@@ -133,6 +135,11 @@ function LivePlane({ job, step }: { job: string; step: string }) {
     return () => element.removeEventListener("wheel", wheel);
   });
 
+  const pause = (does: boolean) => {
+    view.current = does ? (view.current ?? newestView(plane, spanMs)) : null;
+    setPaused(does);
+  };
+
   const dragged = (event: PointerEvent) => {
     if (event.buttons !== 1 || !canvas.current) return;
     const area = areaOf(canvas.current);
@@ -164,7 +171,7 @@ function LivePlane({ job, step }: { job: string; step: string }) {
       look(move);
     } else if (event.key === " ") {
       event.preventDefault();
-      setPaused((before) => !before);
+      pause(!paused);
     }
   };
 
@@ -186,7 +193,7 @@ function LivePlane({ job, step }: { job: string; step: string }) {
         </p>
       )}
       <div class="bar">
-        <button type="button" aria-pressed={paused} onClick={() => setPaused(!paused)}>
+        <button type="button" aria-pressed={paused} onClick={() => pause(!paused)}>
           {paused ? "Follow" : "Pause"}
         </button>
         <button type="button" onClick={() => look((before) => zoomed(before, 1 / 1.5))}>
@@ -194,6 +201,12 @@ function LivePlane({ job, step }: { job: string; step: string }) {
         </button>
         <button type="button" onClick={() => look((before) => zoomed(before, 1.5))}>
           Zoom out
+        </button>
+        <button type="button" onClick={() => look((before) => moved(before, 0, -0.5))}>
+          Earlier
+        </button>
+        <button type="button" onClick={() => look((before) => moved(before, 0, 0.5))}>
+          Later
         </button>
         <label>
           Shows{" "}
@@ -234,7 +247,13 @@ function LivePlane({ job, step }: { job: string; step: string }) {
       />
       <p class="legend">
         <span class="dot" /> row <span class="dot behind" /> behind the watermark <span class="dot lost">×</span> too late{" "}
-        <span class="stroke watermark" /> watermark <span class="stroke early" /> early pane{" "}
+        <span class="stroke watermark" /> watermark{" "}
+        {plane.partitions.length > 1 && (
+          <>
+            <span class="stroke partition" /> of a partition{" "}
+          </>
+        )}
+        <span class="stroke early" /> early pane{" "}
         <span class="stroke on-time" /> on time <span class="stroke late" /> late
         <span class="faint"> · drag and scroll, or arrows, + and −; space pauses; click a pane or a late row to ask why</span>
       </p>

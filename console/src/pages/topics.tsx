@@ -1,7 +1,8 @@
 // Topics: their records as they come or as they are found, what one of them is, and how to add one.
 import { useState } from "preact/hooks";
-import { act, acts, ask, type Failure, failureOf, useAnswer, useLive } from "../api";
-import { Act, bytes, count, Facts, Problem, Sheet, text } from "../shown";
+import { acts, ask, type Failure, failureOf, useAnswer, useLive } from "../api";
+import { bytes, count, Facts, Problem, Sheet, text } from "../shown";
+import { Produce } from "./produce";
 
 const SHOWN = 200;
 
@@ -163,7 +164,7 @@ export function Topic({ name }: { name: string }) {
         </Sheet>
       )}
       {chosen && <OneRecord record={chosen} />}
-      {acts && <Produce path={path} schema={topic?.schema ?? null} />}
+      {acts && topic && <Produce path={path} schema={topic.schema} partitions={topic.partitions.length} />}
       {topic && (
         <>
           <h2>Partitions</h2>
@@ -241,34 +242,5 @@ function OneRecord({ record }: { record: RecordShown }) {
         {typeof record.value === "string" ? record.value : JSON.stringify(record.value, null, 2)}
       </pre>
     </section>
-  );
-}
-
-function Produce({ path, schema }: { path: string; schema: string | null }) {
-  const [key, setKey] = useState("");
-  const [value, setValue] = useState("");
-  const [sent, setSent] = useState("");
-  const send = async () => {
-    const made = await act<{ partition: number; offset: number }>(`${path}/records`, {
-      key: key || null,
-      value: schema === null ? value : (JSON.parse(value) as unknown),
-    });
-    setSent(`Sent as ${made.partition}/${made.offset}`);
-  };
-  return (
-    <details class="card">
-      <summary>Produce a record</summary>
-      <div class="bar">
-        <label>
-          Key of the new record <input value={key} onInput={(event) => setKey(event.currentTarget.value)} />
-        </label>
-        <label class="wide">
-          Value of the new record{schema && ", as JSON"}{" "}
-          <textarea rows={3} value={value} onInput={(event) => setValue(event.currentTarget.value)} />
-        </label>
-        <Act label="Send" does={send} primary />
-        <span role="status">{sent}</span>
-      </div>
-    </details>
   );
 }

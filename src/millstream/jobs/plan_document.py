@@ -12,6 +12,7 @@ from millstream.plan.dashboards import built_dashboards
 from millstream.plan.explain import Stage, kind_of
 from millstream.plan.masks import masked_columns
 from millstream.plan.nodes import Dead, Node, Read, WindowedAggregate, Write
+from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.walking import in_order
 from millstream.spark.query.physical_drawing import stages_of
 from millstream.spark.query.physical_plan import PhysicalPlan
@@ -24,15 +25,23 @@ def plan_document(
 ) -> dict[str, Any]:
     """Its steps, how Spark runs them, and the dashboards and masked columns of its file.
 
-    A step has its name, what it does, its kind and its inputs by name. `tasks` is how many
-    run a stage at the same time. `waiting` has outputs of an app that do not run now, because their flow has failed:
+    A step has its name, what it does, its kind, its inputs by name, the kind of process it runs in, and the physical
+    parts that run it. `tasks` is how many run a stage at the same time. `waiting` has outputs of an app that do not run now, because their flow has failed:
     the columns of the topics they read are still masked.
     """
+    stages = stages_of(physical_plan)
+    logical = [
+        {**_step(node), "process": _process(physical_plan, node), "stages": _stages(physical_plan, stages, node)}
+        for node in physical_plan.order
+    ]
+    process = {step["name"]: step["process"] for step in logical}
     return {
         "flow": flow,
         "key_groups": physical_plan.groups,
-        "logical": [_step(node) for node in physical_plan.order],
-        "physical": [_stage(stage, physical_plan.groups, tasks) for stage in stages_of(physical_plan)],
+        "logical": logical,
+        "physical": [
+            {**_stage(stage, physical_plan.groups, tasks), "process": process[stage.steps[0]]} for stage in stages
+        ],
         "dashboards": [each.document() for each in built_dashboards()],
         "masked": masked_columns(),
         "read": _columns_read(in_order((*physical_plan.outputs, *waiting))),
@@ -60,6 +69,24 @@ def _step(node: Node) -> dict[str, Any]:
         "windowed": isinstance(node, WindowedAggregate),
         "dead_to": node.sink.broker_topic if isinstance(node, Write) and isinstance(node.inputs[0], Dead) else None,
     }
+
+
+def _process(physical_plan: PhysicalPlan, node: Node) -> str:
+    """As the processes of a job are called."""
+    if isinstance(node, Write):
+        return "driver"
+    by_spark = node in physical_plan.in_spark or (isinstance(node, Read) and isinstance(node.source, SparkFrame))
+    return "jvm" if by_spark else "worker"
+
+
+def _stages(physical_plan: PhysicalPlan, stages: Sequence[Stage], node: Node) -> list[str]:
+    """The parts that run a step: its own, or those of all origins whose rows it takes."""
+    origins = [node.name] + [
+        origin.name
+        for origin in (*physical_plan.sources, *physical_plan.chain)
+        if not isinstance(node, Write) and node in physical_plan.region(origin).steps
+    ]
+    return [stage.name for stage in stages if not set(origins).isdisjoint(stage.steps)]
 
 
 def _stage(stage: Stage, groups: int, tasks: int | None) -> dict[str, Any]:

@@ -108,8 +108,9 @@ class Topics:
     def _produce(self, topic: str, body: dict[str, Any], user: str) -> Any:
         schema = self.log.topic(topic).settings.schema
         value, key, partition = body.get("value"), body.get("key"), body.get("partition")
-        if not isinstance(key, str | None) or not isinstance(partition, int | None):
+        if not isinstance(key, str | None) or isinstance(partition, bool) or not isinstance(partition, int | None):
             raise InvalidInput("a key is text, and a partition a number", next_step='{"key": "a", "value": …}')
+        headers = _headers(body.get("headers"))
         if schema is not None and value is not None:
             decoded = codec("json", schema).decode([orjson.dumps(value)])
             if decoded.failures:
@@ -117,7 +118,6 @@ class Topics:
             value = decoded.rows.to_pylist()[0]
         elif value is not None:
             value = (value if isinstance(value, str) else orjson.dumps(value).decode()).encode()
-        headers = {str(name): str(each).encode() for name, each in dict(body.get("headers") or {}).items()}
         with self.log.producer() as producer:
             sent = producer.send(topic, value, key, partition=partition, headers=headers or None)
         self._store.note(user, "produce", None, topic)
@@ -194,6 +194,16 @@ class Topics:
             raise InvalidInput("a row is found by its key", next_step="?column=value for each key column")
         row = self.tables.row(request.path_params["table"], key)
         return self._masking.now().row(plain(row.values()))
+
+
+def _headers(given: Any) -> list[tuple[str, bytes | str]]:
+    """Of a record to produce: an object, or pairs, in which a name may be more than once."""
+    pairs = list(given.items()) if isinstance(given, dict) else given or []
+    if isinstance(pairs, list):
+        found = [tuple(pair) for pair in pairs if isinstance(pair, list | tuple) and len(pair) == 2]
+        if len(found) == len(pairs) and all(isinstance(part, str) for pair in found for part in pair):
+            return found
+    raise InvalidInput("headers are names and values, all texts", next_step='{"headers": {"trace": "7"}, "value": …}')
 
 
 def _described(info: TopicInfo) -> dict[str, Any]:

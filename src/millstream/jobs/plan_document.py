@@ -26,8 +26,8 @@ def plan_document(
     """Its steps, how Spark runs them, and the dashboards and masked columns of its file.
 
     A step has its name, what it does, its kind, its inputs by name, the kind of process it runs in, and the physical
-    parts that run it. `tasks` is how many run a stage at the same time. `waiting` has outputs of an app that do not run now, because their flow has failed:
-    the columns of the topics they read are still masked.
+    parts that run it. `tasks` is how many run a stage at the same time. `waiting` has outputs of an app that do not run
+    now, because their flow has failed: the columns of the topics they read are still masked.
     """
     stages = stages_of(physical_plan)
     logical = [

@@ -59,7 +59,9 @@ LIKELY = re.compile(
 )
 CONCEALED_CHARACTERS_MIN = 4
 """Shorter values occur in any text."""
+ORDINARY = frozenset(["true", "false", "none", "null"])
 _CREDENTIALS = re.compile(r"([A-Za-z][\w+.-]*://)[^\s/@?#'\"]*@")
+_PASSWORDS = re.compile(r"([A-Za-z][\w+.-]*://[^\s/@:?#'\"]*):[^\s/@?#'\"]+@")
 _QUERY = re.compile(r"([A-Za-z][\w+.-]*://[^\s?#'\"]*)[?#][^\s'\"]*")
 
 
@@ -92,6 +94,7 @@ class Secret:
 
 _KNOWN: dict[str, str] = {}
 _NUMBERS: dict[str, str] = {}
+_BESIDES: set[str] = set()
 
 
 def _received(number: str) -> Secret:
@@ -144,10 +147,34 @@ def revealed(settings: Mapping[str, str | Secret]) -> dict[str, str]:
 
 def concealed(text: str, values: Iterable[str] = ()) -> str:
     """A foreign text, such as a client's message about its settings, without the secrets that it quotes."""
-    for value in sorted({*values, *_KNOWN.values()}, key=len, reverse=True):
-        if len(value) >= CONCEALED_CHARACTERS_MIN:
-            text = text.replace(value, SHOWN)
+    for form in forms_of([*values, *_KNOWN.values(), *_BESIDES]):
+        text = text.replace(form, SHOWN)
     return text
+
+
+def conceal(values: Iterable[str]) -> None:
+    """Lets `concealed` hide these values, too. They are not sent to workers."""
+    _BESIDES.update(values)
+
+
+def forms_of(values: Iterable[str]) -> list[str]:
+    """Secrets as they are, as Python prints them, and in JSON, also in JSON within JSON: the longest first.
+
+    Left out are values that ordinary text contains.
+    """
+    found: set[str] = set()
+    for value in values:
+        if len(value) >= CONCEALED_CHARACTERS_MIN and value.lower() not in ORDINARY:
+            found |= {value, repr(value)[1:-1]}
+            for ascii_only in (True, False):
+                once = json.dumps(value, ensure_ascii=ascii_only)[1:-1]
+                found |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}
+    return sorted(found, key=len, reverse=True)
+
+
+def without_passwords(text: str) -> str:
+    """A text without the passwords of URLs in it."""
+    return _PASSWORDS.sub(rf"\1:{SHOWN}@", text)
 
 
 def shown_address(text: str) -> str:

@@ -8,18 +8,21 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO, cast
 
 from millstream.errors import MillstreamError
+from millstream.secrets import conceal, concealed, is_likely_secret
 
 
 def main(arguments: list[str]) -> int:
+    _conceal_secrets()
     if arguments[0] in QUESTIONS:
         return _answer(QUESTIONS[arguments[0]], *arguments[1:])
     from millstream.supervision.drivers import note_end, note_process
 
+    sys.stdout = cast("TextIO", _Concealing(sys.stdout))
     run, lock, *command = arguments
     os.set_inheritable(int(lock), False)  # the JVM must not hold the job's lock when this process is gone
     folder = Path(run)
@@ -41,13 +44,41 @@ def _run(command: list[str]) -> int:
     return 0
 
 
+class _Concealing:
+    """A stream that hides secrets in what this process prints, also those that only the flow file knows."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(concealed(text))
+        return len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.write(line)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _conceal_secrets() -> None:
+    """From now on nothing that is printed as an error shows a parameter or a variable that is a secret."""
+    from millstream.plan.parameters import given_parameters
+
+    named = [*os.environ.items(), *given_parameters().items()]
+    conceal(value for name, value in named if is_likely_secret(name))
+    sys.stderr = cast("TextIO", _Concealing(sys.stderr))
+
+
 def _answer(question: Callable[..., dict[str, object]], *arguments: str) -> int:
     """Prints what the supervisor asked for, or what is wrong, behind what the file itself prints."""
     try:
         document = question(*arguments)
     except MillstreamError as error:
-        failure = {"kind": type(error).__name__, "what": error.what, "where": error.where, "next": error.next_step}
-        document = {"error": failure}
+        parts = {"what": error.what, "where": error.where, "next": error.next_step}
+        shown = {name: text and concealed(text) for name, text in parts.items()}
+        document = {"error": {"kind": type(error).__name__, **shown}}
     sys.stdout.write(f"\n{json.dumps(document, default=_text)}\n")
     return 0
 

@@ -11,7 +11,7 @@ from millstream.cli.failures import warn
 from millstream.cli.session import Session
 from millstream.errors import InvalidInput, NotFound
 from millstream.postgres_address import has_secret
-from millstream.secrets import is_likely_secret
+from millstream.secrets import conceal, is_likely_secret
 
 ARGUMENTS = "a password does not belong on a command line: all users of this machine can read it there"
 
@@ -53,6 +53,7 @@ def spark_settings(session: Session, given: list[str], file: Path | None) -> dic
             if len(pair) < 2 or not pair[0]:
                 raise InvalidInput("a line is not 'name value'", where=f"{file}:{number}", next_step="fix the line")
             found[pair[0]] = pair[1]
+        conceal(value for name, value in found.items() if is_likely_secret(name))
     for each in given:
         key, sign, value = each.partition("=")
         if not sign or not key.strip():

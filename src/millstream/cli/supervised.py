@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -126,6 +127,8 @@ def logs(
 ) -> None:
     """Print the log of a job.
 
+    With --json, each line is an object with the number of its run.
+
     \b
     Example:
       millstream jobs logs team-scores -f
@@ -134,13 +137,17 @@ def logs(
 
     if follow and run is not None:
         raise InvalidInput("--follow follows the newest run", next_step="leave out --run")
-    jobs = supervisor_of(session)
-    rest = ""
-    for part in jobs.follow(name, tail_bytes=tail or 0) if follow else jobs.logs(name, run=run, tail_bytes=tail):
+    shown = _as_json if session.json else _safe
+    rest, of_run = "", None
+    for number, part in supervisor_of(session).logged(name, run=run, tail_bytes=tail or None, follow=follow):
+        if rest and of_run != number:  # a run was killed in the middle of a line
+            write_lines([shown(rest, of_run)])
+            rest = ""
         *lines, rest = (rest + part).split("\n")
-        write_lines([_safe(line) for line in lines])
+        of_run = number
+        write_lines([shown(line, number) for line in lines])
     if rest:
-        write_lines([_safe(rest)])
+        write_lines([shown(rest, of_run)])
 
 
 def start(session: Session, name: JobName) -> None:
@@ -237,10 +244,14 @@ def time_text(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def _safe(line: str) -> bytes:
+def _safe(line: str, _: int | None) -> bytes:
     import sys
 
     from millstream.terminal import escaped_bytes, is_terminal
 
     encoded = line.encode(errors="replace")
     return escaped_bytes(encoded) if is_terminal(sys.stdout) else encoded
+
+
+def _as_json(line: str, run: int | None) -> bytes:
+    return _safe(json.dumps({"run": run, "line": line}, ensure_ascii=False), run)

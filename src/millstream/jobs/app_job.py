@@ -31,6 +31,7 @@ from millstream.jobs.stop_request import StopRequest
 from millstream.plan.apps import App, Flows, flow_of
 from millstream.plan.nodes import Write
 from millstream.plan.run_settings import Settings, refused
+from millstream.secrets import concealed
 from millstream.spark.query.physical_plan import PhysicalPlan
 
 TURN_S_MAX = 20.0
@@ -214,7 +215,7 @@ class AppJob(Job):
         return True
 
     def _note_failure(self, flow: str, error: MillstreamError) -> None:
-        noted = self._states.note_failure(flow, str(error))
+        noted = self._states.note_failure(flow, concealed(str(error)))
         if noted.next_start is None:
             logger.error("%s: the flow '%s' is given up, the others go on: %s", self.name, flow, error)
         else:

@@ -40,6 +40,7 @@ from millstream.plan.apps import flow_of
 from millstream.plan.bad_rows import record_failed
 from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Dead, Node, Write
+from millstream.secrets import concealed
 from millstream.spark.query.failing_rows import FailingRows
 from millstream.spark.query.job_feed import REACHED, STOP
 from millstream.spark.query.packing import DRIVER, TOPIC, as_written, from_bytes
@@ -305,7 +306,7 @@ class Outputs:
                 self._progress.waits_for = None
                 return result
             except SinkUnavailable as error:
-                self._progress.waits_for = f"{output.name}: {error.what}"
+                self._progress.waits_for = concealed(f"{output.name}: {error.what}")
                 if (self._folder / STOP).exists():
                     raise Stopped(
                         f"stopped while the sink of '{output.name}' was down: {error.what}",

@@ -8,34 +8,29 @@ import os
 import platform
 import time
 import zipfile
-from collections.abc import Iterable
 from importlib.metadata import distributions
 from typing import Any
 
 from millstream.jobs.plan_document import read_plan
-from millstream.secrets import is_likely_secret
 from millstream.supervision.alerting import Alerting
-from millstream.supervision.specification import HIDDEN
+from millstream.supervision.hidden_values import HiddenValues
 from millstream.supervision.status import Status
-from millstream.supervision.store import JobRecord
 from millstream.supervision.supervisor import Supervisor
 
 METRICS_S = 3600.0
 RUNS_WITH_LOGS = 3
 LOG_BYTES_MAX = 1 << 20
-SECRET_CHARACTERS_MIN = 4
-"""A shorter value would be hidden in every other word."""
 
 
 def bundle(supervisor: Supervisor, status: Status, alerting: Alerting | None = None) -> bytes:
     """The zip. Logs are what jobs have printed: of each job, the end of those of its newest runs."""
     into, jobs = io.BytesIO(), supervisor.store.jobs()
-    secrets, mask = _secrets(jobs), supervisor.masking.now()
+    hidden, mask = HiddenValues(job.specification for job in jobs), supervisor.masking.now()
     with zipfile.ZipFile(into, "w", zipfile.ZIP_DEFLATED) as made:
 
         def write(name: str, document: Any) -> None:
             plain = json.loads(json.dumps(document, default=str))
-            made.writestr(name, json.dumps(_secretless(plain, secrets), indent=2, ensure_ascii=False))
+            made.writestr(name, json.dumps(hidden.document(plain), indent=2, ensure_ascii=False))
 
         write("machine.json", _machine())
         write("audit.json", supervisor.store.audit())
@@ -50,7 +45,7 @@ def bundle(supervisor: Supervisor, status: Status, alerting: Alerting | None = N
             write(f"{folder}/failures.json", mask.document(supervisor.failures(job.name), ()))
             for run in supervisor.store.runs(job.name, RUNS_WITH_LOGS):
                 log, _, _ = supervisor.read_log(job.name, run.number, -LOG_BYTES_MAX, LOG_BYTES_MAX)
-                text = mask.text(_without(log.decode(errors="replace"), secrets))
+                text = mask.text(hidden.text(log.decode(errors="replace")))
                 made.writestr(f"{folder}/runs/{run.number}.log", text)
     return into.getvalue()
 
@@ -64,36 +59,3 @@ def _machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "packages": dict(sorted(packages.items())),
     }
-
-
-def _secrets(jobs: Iterable[JobRecord]) -> list[str]:
-    """Values that jobs may have printed: of their parameters, and of the environment they have from the supervisor."""
-    named = [*os.environ.items(), *(each for job in jobs for each in job.specification.params.items())]
-    found = {value for name, value in named if is_likely_secret(name) and len(value) >= SECRET_CHARACTERS_MIN}
-    return sorted({form for secret in found for form in _forms(secret)}, key=len, reverse=True)
-
-
-def _forms(secret: str) -> set[str]:
-    """A secret as it is, as Python prints it, and in JSON, also in JSON within JSON."""
-    made = {secret, repr(secret)[1:-1]}
-    for ascii_only in (True, False):
-        once = json.dumps(secret, ensure_ascii=ascii_only)[1:-1]
-        made |= {once, json.dumps(once, ensure_ascii=ascii_only)[1:-1]}
-    return made
-
-
-def _secretless(value: Any, secrets: list[str]) -> Any:
-    """A document without secrets. Values are replaced one by one, so it stays JSON whatever a secret looks like."""
-    if isinstance(value, dict):
-        return {_without(name, secrets): _secretless(each, secrets) for name, each in value.items()}
-    if isinstance(value, list):
-        return [_secretless(each, secrets) for each in value]
-    if isinstance(value, str):
-        return _without(value, secrets)
-    return HIDDEN if value is not None and str(value) in secrets else value
-
-
-def _without(text: str, secrets: list[str]) -> str:
-    for secret in secrets:
-        text = text.replace(secret, HIDDEN)
-    return text

@@ -268,23 +268,25 @@ class Jobs:
 
     def logs(self, name: str, *, run: int | None = None, tail_bytes: int | None = None) -> Iterator[str]:
         """The log of a run, by default the newest, in parts."""
-        offset = 0 if tail_bytes is None else -tail_bytes
-        while True:
-            part = self._log(name, run, offset)
-            run, offset = part["run"], part["next"]
-            if not part["text"]:
-                return
-            yield part["text"]
+        return (text for _, text in self.logged(name, run=run, tail_bytes=tail_bytes))
 
     def follow(self, name: str, *, tail_bytes: int = 0) -> Iterator[str]:
         """The log as it is written, over all runs, until the job ends."""
-        run, offset = None, -tail_bytes if tail_bytes else 0
+        return (text for _, text in self.logged(name, tail_bytes=tail_bytes or None, follow=True))
+
+    def logged(
+        self, name: str, *, run: int | None = None, tail_bytes: int | None = None, follow: bool = False
+    ) -> Iterator[tuple[int, str]]:
+        """Parts of the log, each with the number of its run. With `follow`, as they are written, also of later runs."""
+        offset = 0 if tail_bytes is None else -tail_bytes
         while True:
-            state = self.show(name)
+            state = self.show(name) if follow else None
             part = self._log(name, run, offset)
             run, offset = part["run"], part["next"]
             if part["text"]:
-                yield part["text"]
+                yield part["run"], part["text"]
+            elif state is None:
+                return
             elif state["runs"] > part["run"]:
                 run, offset = part["run"] + 1, 0
             elif state["state"] in ENDS:

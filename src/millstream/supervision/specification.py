@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -89,6 +89,13 @@ class JobSpecification:
         """The document for people and programs: values that look like secrets are hidden."""
         params = {name: HIDDEN if is_likely_secret(name) else value for name, value in self.params.items()}
         return {**self.document(), "params": params, "options": [_shown_option(each) for each in self.options]}
+
+    def named_values(self) -> Iterable[tuple[str, str]]:
+        """Its parameters and the Spark settings among its options."""
+        yield from self.params.items()
+        for each in self.options:
+            name, _, value = each.removeprefix("--conf=").partition("=")
+            yield name, value
 
     @classmethod
     def kept(cls, document: Mapping[str, Any]) -> JobSpecification:

@@ -21,6 +21,7 @@ from millstream.errors import JobRunning, MillstreamError, NotFound
 from millstream.jobs.saved_jobs import SavedJobs
 from millstream.supervision.drivers import Drivers
 from millstream.supervision.failures import ERROR, TAIL_BYTES, Failure, ending, failures_in, grouped
+from millstream.supervision.hidden_values import HiddenValues
 from millstream.supervision.masking import Masking
 from millstream.supervision.schedules import Schedule
 from millstream.supervision.specification import JobSpecification, Restart, check_name, option_of
@@ -173,7 +174,7 @@ class Supervisor:
             number = runs[0].number if runs else 0
         is_complete = not any(run.number == number and run.ended is None for run in runs)
         text, after = self.drivers.read_log_lines(name, number, offset, at_most, is_complete=is_complete)
-        return text, after, number
+        return self._hidden(name).text(text.decode(errors="replace")).encode(), after, number
 
     def failures(self, name: str) -> dict[str, Any]:
         """The errors of a job: equal ones together, each of them, and what the current run has reported."""
@@ -187,7 +188,11 @@ class Supervisor:
         }
 
     def _printed_last(self, name: str, number: int) -> str:
-        return self.drivers.read_log(name, number, -TAIL_BYTES, TAIL_BYTES)[0].decode(errors="replace")
+        printed = self.drivers.read_log(name, number, -TAIL_BYTES, TAIL_BYTES)[0].decode(errors="replace")
+        return self._hidden(name).text(printed)
+
+    def _hidden(self, name: str) -> HiddenValues:
+        return HiddenValues([self.store.job(name).specification])
 
     # ------------------------------------------------------------ savepoints
 
@@ -301,7 +306,8 @@ class Supervisor:
         self._asked_to_stop.pop((job.name, run.number), None)
         stopped = job.desired is Desired.STOPPED or job.reason == RESTARTING
         error = self.drivers.error(job.name, run.number)
-        result = "stopped" if stopped else "finished" if code == 0 else error or _killed(code)
+        reported = None if error is None else self._hidden(job.name).text(error)
+        result = "stopped" if stopped else "finished" if code == 0 else reported or _killed(code)
         with self.store.transaction():
             self.store.end_run(job.name, run.number, code, result)
             if not stopped and code != 0:
@@ -354,7 +360,7 @@ class Supervisor:
         try:
             started = self.drivers.start(job.specification, number)
         except MillstreamError as error:
-            self._cannot_start(job, number, str(error))
+            self._cannot_start(job, number, self._hidden(job.name).text(str(error)))
             return
         if not started:
             self.store.end_run(job.name, number, None, "it was already running")

@@ -53,7 +53,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "jobs": ["spark", "metrics"],
     "provenance": ["jobs", "reference"],
     "asking": ["jobs", "serving"],
-    "supervision": ["jobs", "serving", "calling", "capture"],
+    "supervision": ["jobs", "serving", "calling", "asking", "capture"],
     "web_console": ["supervision", "provenance"],
     "cli": [EVERYTHING],
     "testing": [EVERYTHING],

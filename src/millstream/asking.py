@@ -35,6 +35,8 @@ class Answer:
     """Everything up to this batch is in the rows, and perhaps the next one. -1: no batch is known yet."""
     watermark: datetime | None
     """The watermark of the job after that batch; None if it has none."""
+    as_of: datetime | None
+    """When that batch began, by the clock of the job: the rows are not older, unless the job lags behind."""
 
     @property
     def row(self) -> dict[str, Any] | None:
@@ -71,7 +73,7 @@ def ask(
         if table is not None and window is None:
             return _written(job, table, key, broker, at)
         held = _held(job, broker, step=step, table=table, key=key, window=window)
-        return Answer(held.rows, held.batch, held.watermark)
+        return Answer(held.rows, held.batch, held.watermark, held.as_of)
 
 
 def _held(job: Job | str, broker: str | os.PathLike[str] | None, **question: Any) -> Held:
@@ -91,20 +93,19 @@ def _written(job: Job | str, table: str, key: Any, broker: str | os.PathLike[str
     with connect(broker) as log:
         name = job if isinstance(job, str) else job.name
         # The progress is read first: what had been written by then is in the row.
-        batch, watermark = _named(name, log) if isinstance(job, str) else _progress(job)
+        known = _named(name, log) if isinstance(job, str) else _progress(job)
         tables = Tables(log, at=at, follows=False)
         try:
             _check(tables, name, table)
             found = tables.open(table).row(key)
         finally:
             tables.close()
-    return Answer([] if found is None else [found.values()], batch, watermark)
+    return Answer([] if found is None else [found.values()], *known)
 
 
-def _progress(job: Job) -> tuple[int, datetime | None]:
-    watermark = job.progress.watermark
-    known = watermark is not None and watermark > BEGINNING
-    return job.progress.batch, moment(watermark) if known else None
+def _progress(job: Job) -> tuple[int, datetime | None, datetime | None]:
+    as_of, batch, watermark = job.progress.as_of, job.progress.batch, job.progress.watermark
+    return batch, None if watermark is None or watermark <= BEGINNING else moment(watermark), as_of
 
 
 def _folder(name: str, log: Broker) -> Path:
@@ -115,13 +116,14 @@ def _folder(name: str, log: Broker) -> Path:
     return folder
 
 
-def _named(name: str, log: Broker) -> tuple[int, datetime | None]:
+def _named(name: str, log: Broker) -> tuple[int, datetime | None, datetime | None]:
     found = read_progress(_folder(name, log))
     try:
         watermark = datetime.strptime(str(found.get("watermark")), SHOWN).replace(tzinfo=UTC)
     except ValueError:  # the job has none, or it is not known yet
         watermark = None
-    return int(found.get("batch", -1)), watermark
+    began = found.get("as_of")
+    return int(found.get("batch", -1)), watermark, None if began is None else datetime.fromisoformat(began)
 
 
 def _check(tables: Tables, job: str, table: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 from pyspark.sql import SparkSession
 
@@ -33,7 +35,11 @@ def test_a_running_job_answers_with_its_batch_and_watermark(log: EmbeddedLog, sp
         put(log, "scores", [("ann", 5, 9)])
         until(lambda: asked("ann") == {"user": "ann", "total": 6}, "ann's new row")
         until(lambda: ms.ask(job, table="totals", key="ann", broker=log.path).watermark == t(9), "watermark")
-        assert ms.ask(job, table="totals", key="ann", broker=log.path).batch > first.batch
+        later = ms.ask(job, table="totals", key="ann", broker=log.path)
+        assert later.batch > first.batch
+        assert first.as_of is not None
+        assert later.as_of is not None
+        assert first.as_of < later.as_of < datetime.now(UTC)
         assert ms.ask(job, table="totals", key="eve", broker=log.path).row is None
         # Another process knows the job by its name, a second or two later.
         until(lambda: ms.ask("sums", table="totals", key="ann", broker=log.path).batch >= first.batch, "progress")
@@ -67,6 +73,7 @@ def test_steps_are_asked_for_what_they_hold_and_have_not_sent(log: EmbeddedLog, 
                 {"user": "ann", "window": second, "total": 7, "all": [7]},
             ]
             assert (windows.batch, windows.watermark) == (job.progress.batch, t(7))
+            assert windows.as_of == job.progress.as_of
             one = ms.ask(running, table="panes", key={"user": "ann"}, window=t(10), broker=log.path)
             assert one.row == {"user": "ann", "window": second, "total": 7, "all": [7]}
             assert ms.ask(running, table="panes", key="bob", window=t(10), broker=log.path).row is None

@@ -14,15 +14,21 @@ from hypothesis import strategies as st
 from millstream.records import Schema
 from millstream.search.checked import condition_of
 from millstream.search.fields import Searched, documents, field_of
+from millstream.search.index import QueryIndex
 from properties import examples
 
 WORDS = ["spark", "sparks", "stream", "streaming", "used", "book", "books", "cart", "cat", "zürich", "x9"]
-TEXT = ("title", "body")
+TEXT = ("title", "body", "writer.about")
 SEARCHED = Searched(
-    Schema.of("title string, body string, author string, price int, weight double, at timestamp"),
+    Schema.of(
+        "title string, body string, writer struct<about: string>, author string, parts array<struct<kind: string>>, "
+        "price int, weight double, at timestamp"
+    ),
     TEXT,
-    (("body", "english"),),
+    (("body", "english"), ("writer.about", "french")),
 )
+FLAT = {"writer.about": "about", "parts.kind": "kinds"}
+"""Nested fields, and those of Tantivy that have their values."""
 Q = tantivy.Query
 MUST, SHOULD, MUST_NOT = tantivy.Occur.Must, tantivy.Occur.Should, tantivy.Occur.MustNot
 
@@ -31,7 +37,9 @@ def schema() -> Any:
     made = tantivy.SchemaBuilder()
     made.add_text_field("title", tokenizer_name="default")
     made.add_text_field("body", tokenizer_name="en_stem")
+    made.add_text_field("about", tokenizer_name="french")
     made.add_text_field("author", tokenizer_name="raw")
+    made.add_text_field("kinds", tokenizer_name="raw")
     made.add_integer_field("price", indexed=True, fast=True)
     made.add_float_field("weight", indexed=True, fast=True)
     made.add_date_field("at", indexed=True, fast=True)
@@ -54,21 +62,21 @@ def in_fields(text: str, make: Any) -> Asked:
     return Asked(text, Q.boolean_query([(SHOULD, make(name)) for name in TEXT]))
 
 
-ENGLISH = (
-    tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple())
-    .filter(tantivy.Filter.lowercase())
-    .filter(tantivy.Filter.stemmer("english"))
-    .build()
-)
+def analyser(language: str) -> Any:
+    made = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.simple()).filter(tantivy.Filter.lowercase())
+    return made.filter(tantivy.Filter.stemmer(language)).build()
+
+
+ANALYSERS = {"body": analyser("english"), "writer.about": analyser("french")}
 
 
 def stemmed(field: str, word: str) -> str:
-    """Tantivy's queries take terms: those of the body are stems."""
-    return ENGLISH.analyze(word)[0] if field == "body" else word
+    """Tantivy's queries take terms: those of a language are stems."""
+    return ANALYSERS[field].analyze(word)[0] if field in ANALYSERS else word
 
 
 def term(field: str, word: str) -> Any:
-    return Q.term_query(TANTIVY, field, stemmed(field, word))
+    return Q.term_query(TANTIVY, FLAT.get(field, field), stemmed(field, word))
 
 
 @st.composite
@@ -88,7 +96,7 @@ def phrases(draw: Any) -> Asked:
     # Of repeated words, Tantivy counts one place for both when there is slop; Lucene does not.
     chosen = draw(st.lists(st.sampled_from(["spark", "used", "book", "cat"]), min_size=2, max_size=3, unique=slop > 0))
     text = f'{field}:"{" ".join(chosen)}"' + (f"~{slop}" if slop else "")
-    return Asked(text, Q.phrase_query(TANTIVY, field, [stemmed(field, each) for each in chosen], slop))
+    return Asked(text, Q.phrase_query(TANTIVY, FLAT.get(field, field), [stemmed(field, each) for each in chosen], slop))
 
 
 @st.composite
@@ -141,7 +149,13 @@ def moment(hours: int) -> datetime:
 authors = st.sampled_from(["ann", "Ann Lee"]).map(
     lambda name: Asked(f'author:"{name}"', Q.term_query(TANTIVY, "author", name))
 )
-leaves = st.one_of(words(), words(), phrases(), patterns(), ranges(), authors)
+kinds = st.sampled_from(["cover", "page one", "page two"]).map(
+    lambda kind: Asked(f'parts.kind:"{kind}"', Q.term_query(TANTIVY, "kinds", kind))
+)
+kinds_like = st.sampled_from(["cov", "page", "pag"]).map(
+    lambda start: Asked(f"parts.kind:{start}*", Q.regex_query(TANTIVY, "kinds", f"{start}.*"))
+)
+leaves = st.one_of(words(), words(), phrases(), patterns(), ranges(), authors, kinds, kinds_like)
 
 
 def combined(parts: Any) -> Any:
@@ -179,6 +193,10 @@ rows = st.fixed_dictionaries(
     {
         "title": texts,
         "body": texts,
+        "writer": st.fixed_dictionaries({"about": texts}),
+        "parts": st.lists(
+            st.fixed_dictionaries({"kind": st.sampled_from(["cover", "page one", "page two"])}), max_size=3
+        ),
         "author": st.sampled_from(["ann", "Ann Lee", "bob"]),
         "price": st.integers(0, 9),
         "weight": st.integers(0, 9).map(lambda number: number / 2),
@@ -190,8 +208,11 @@ rows = st.fixed_dictionaries(
 def scores(row: dict[str, Any], asked: list[Asked]) -> list[float | None]:
     """Tantivy's score of each query, None if it does not match."""
     index = tantivy.Index(TANTIVY)
+    index.register_tokenizer("french", ANALYSERS["writer.about"])
+    flat = {name: row[name] for name in row if name not in ("writer", "parts")}
+    flat |= {"about": row["writer"]["about"], "kinds": [part["kind"] for part in row["parts"]]}
     writer = index.writer(15_000_000, 1)
-    writer.add_document(tantivy.Document(**row))
+    writer.add_document(tantivy.Document(**flat))
     writer.commit()
     writer.wait_merging_threads()
     index.reload()
@@ -203,10 +224,16 @@ def scores(row: dict[str, Any], asked: list[Asked]) -> list[float | None]:
 @given(rows, st.lists(queries, min_size=1, max_size=20))
 @examples(150)
 def test_the_same_documents_match_as_in_tantivy(row: dict[str, Any], asked: list[Asked]) -> None:
+    """Method: also those that the index of queries offers, of which each one is tried."""
     (document,) = documents([row], [field_of(SEARCHED, name) for name in TEXT])
-    for each, score in zip(asked, scores(row, asked), strict=True):
-        condition = condition_of(each.text, SEARCHED)
-        assert condition.matches(document) == (score is not None), each.text
+    index = QueryIndex[int](SEARCHED)
+    conditions = [condition_of(each.text, SEARCHED) for each in asked]
+    for place, condition in enumerate(conditions):
+        index.add(place, condition)
+    offered = set(index.candidates(document))
+    for place, (each, score) in enumerate(zip(asked, scores(row, asked), strict=True)):
+        assert conditions[place].matches(document) == (score is not None), each.text
+        assert score is None or place in offered, each.text
 
 
 @given(rows, st.lists(st.one_of(words(), st.tuples(words(), words(), words()).map(signed)), min_size=1, max_size=20))

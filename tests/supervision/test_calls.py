@@ -11,13 +11,18 @@ import pytest
 
 import millstream as ms
 from answering import answering, tenths
+from millstream.connectors.catalog import remember
 from millstream.errors import AskFailed, AskTimedOut, InvalidInput, NotFound, SourceUnavailable
 from millstream.jobs.ask_topics import prepare_topics
+from millstream.jobs.job_progress import Progress, ProgressFile
 from millstream.log import EmbeddedLog
+from millstream.plan.bundles import micros
+from millstream.plan.nodes import Write
 from millstream.supervision.calls import Calls
 from millstream.supervision.client import Jobs
 from millstream.supervision.masking import Masking
 from millstream.supervision.supervisor import Supervisor
+from times import t
 from waiting import until
 
 from .test_http import TOKEN, asked, served, supervisor
@@ -88,9 +93,34 @@ def test_what_a_job_holds_is_asked_of_its_own_process(port: int, jobs: Jobs) -> 
         "",
         "?step=totals&table=totals",
         "?step=totals&key=ann",
-        "?table=totals&key=a=b",
+        "?table=totals&key=user",
         "?step=a&key=a=b&window=noon",
     ):
         assert asked(port, "GET", f"/v1/jobs/sums/ask{wrong}")[0] == 400
     with pytest.raises(SourceUnavailable, match="the job 'sums' does not answer"):
         jobs.ask("sums", step="totals", key={"user": "ann"})
+
+
+def test_the_row_of_a_table_says_what_it_holds_for(jobs: Jobs, log: EmbeddedLog) -> None:
+    """Method: the folder of a job as it is while the job runs in another process."""
+    flow, folder = ms.Flow("sums", log=log.path), log.path / "jobs" / "sums"
+    scores = flow.read("scores", "user string, n int, at timestamp", event_time="at")
+    scores.group_by("user").agg(total=ms.sum("n")).write("totals")
+    folder.mkdir(parents=True)
+    remember(folder, [output for output in flow.outputs if isinstance(output, Write)], log.path)
+    log.create_topic("totals", schema="user string, total bigint", compaction=True)
+    with log.producer() as producer:
+        producer.send("totals", {"user": "ann", "total": 3}, key="ann")
+    began, reached = t(100), t(60)
+    progress = Progress(batch=7, now=micros(began), watermarks={"totals": micros(reached)})
+    ProgressFile(folder).write("sums", progress, lag=0)
+    answer = jobs.ask("sums", table="totals", key={"user": "ann"})
+    assert answer == {
+        "rows": [{"user": "ann", "total": 3}],
+        "batch": 7,
+        "watermark": reached.isoformat(),
+        "as_of": began.isoformat(),
+    }
+    assert jobs.ask("sums", table="totals", key={"user": "eve"})["rows"] == []
+    with pytest.raises(InvalidInput, match="keeps no table 'total'"):
+        jobs.ask("sums", table="total", key={"user": "ann"})

@@ -41,6 +41,8 @@ class Held:
     table: pa.Table
     batch: int
     watermark: datetime | None
+    as_of: datetime | None
+    """When that batch began, by the clock of the job; None if no batch is known."""
 
     @property
     def rows(self) -> list[dict[str, Any]]:
@@ -58,7 +60,7 @@ class CurrentState:
 
     def held(self, *, step: str | None, table: str | None, key: Any, window: datetime | None) -> Held:
         """The rows of a key in a step, or in the windows of a table that the job writes; of one window, or of all."""
-        batch, reached = self._progress.batch, self._progress.watermark
+        as_of, batch, reached = self._progress.as_of, self._progress.batch, self._progress.watermark
         node = self._node(step, table)
         if window is not None and not isinstance(node, WindowedAggregate):
             raise InvalidInput(f"the step '{node.name}' has no windows", next_step="leave out window=")
@@ -68,7 +70,7 @@ class CurrentState:
             found = found.filter(pl.col("window").struct.field("start") == window)
         columns = pa.schema([node.schema.field(name) for name in found.columns])
         watermark = None if reached is None or reached <= BEGINNING else moment(reached)
-        return Held(found.to_arrow().cast(columns), batch, watermark)
+        return Held(found.to_arrow().cast(columns), batch, watermark, as_of)
 
     def _node(self, step: str | None, table: str | None) -> Node:
         chain = self._shipment.physical_plan.chain

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -43,12 +44,18 @@ class Progress:
         """The lowest over all steps; None for a flow without watermarks."""
         return min(self.watermarks.values(), default=None)
 
+    @property
+    def as_of(self) -> datetime | None:
+        """When the newest batch began, by the clock of the job; None if none is known."""
+        return moment(self.now) if self.now > 0 else None
+
     def document(self, job: str, lag: int) -> dict[str, Any]:
         """The progress as JSON, for programs."""
         rate = self.rows_per_s
         return {
             "job": job,
             "batch": self.batch,
+            "as_of": None if self.as_of is None else self.as_of.isoformat(),
             "rows": self.rows_read,
             "rows_per_s": None if rate is None else round(rate),
             "lag": lag,

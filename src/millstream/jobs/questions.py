@@ -23,6 +23,7 @@ from millstream.jobs.current_state import CurrentState, Held
 from millstream.jobs.job_folder import JobFolder, runs_of
 
 SOCKET = "questions"
+TIMES = ("watermark", "as_of")
 LINE_BYTES_MAX = 1 << 16
 ANSWER_S_MAX = 30.0
 KINDS: dict[str, type[MillstreamError]] = {
@@ -82,7 +83,8 @@ class Questions:
         except Exception:
             logger.exception("a question to the job failed")
             return orjson.dumps({"error": ["MillstreamError", "the job failed to answer", None, "see its log"]}) + b"\n"
-        head = {"batch": held.batch, "watermark": None if held.watermark is None else held.watermark.isoformat()}
+        times = zip(TIMES, (held.watermark, held.as_of), strict=True)
+        head = {"batch": held.batch} | {name: each and each.isoformat() for name, each in times}
         return orjson.dumps(head) + b"\n" + to_bytes(held.table)
 
 
@@ -108,10 +110,9 @@ def asked_of(folder: Path, job: str, **question: Any) -> Held:
     if "error" in head:
         kind, what, where, next_step = head["error"]
         raise KINDS[kind](what, where=where, next_step=next_step)
-    reached = head["watermark"]
-    watermark = None if reached is None else datetime.fromisoformat(reached).astimezone(UTC)
+    watermark, as_of = (each and datetime.fromisoformat(each).astimezone(UTC) for each in map(head.get, TIMES))
     with pa.ipc.open_stream(rows) as stream:
-        return Held(stream.read_all(), head["batch"], watermark)
+        return Held(stream.read_all(), head["batch"], watermark, as_of)
 
 
 def to_bytes(rows: pa.Table) -> bytes:

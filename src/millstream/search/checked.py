@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from datetime import UTC, date, datetime, timedelta
+from datetime import MAXYEAR, UTC, date, datetime, time, timedelta
 from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -31,6 +31,8 @@ from millstream.search.fields import Field, Kind, NoSuchField, Searched, field_o
 from millstream.search.syntax import Occur, refused
 
 QUERIES_CACHED = 200_000
+LAST: dict[Kind, Any] = {Kind.DATE: date.max, Kind.TIME: datetime.max.replace(tzinfo=UTC)}
+YEAR_OR_MONTH = re.compile("([0-9]{4})(?:-([0-9]{2}))?")
 BOOLEANS = {"true": True, "false": False}
 LUCENE_ONLY = re.compile(r'(?<!\\)[#@&<>~"]')
 ESCAPED = re.compile(r'\\([#@&<>~"])')
@@ -111,14 +113,8 @@ class _Checker:
     def _range(self, query: syntax.Range, field: Field) -> Condition:
         if field.kind is Kind.BOOLEAN:
             raise refused(query.column, f"'{field.name}' is a boolean, which has no ranges", f"{field.name}:true")
-        low = None if query.low is None else _value(query, field, query.low)
-        high = None if query.high is None else _value(query, field, query.high)
-        includes_low, includes_high = query.includes_low, query.includes_high
-        if field.kind is Kind.TIME:
-            if low is not None and not includes_low and _is_day(query.low):  # after the whole day
-                low, includes_low = low + timedelta(days=1), True
-            if high is not None and includes_high and _is_day(query.high):
-                high, includes_high = high + timedelta(days=1), False
+        low, includes_low = _limit(query, field, query.low, query.includes_low, is_low=True)
+        high, includes_high = _limit(query, field, query.high, query.includes_high, is_low=False)
         return InRange(field, low, high, includes_low, includes_high)
 
 
@@ -192,5 +188,29 @@ def _refuse_value(query: syntax.Query, field: Field, text: str) -> NoReturn:
     )
 
 
-def _is_day(text: str | None) -> bool:
-    return text is not None and len(text) <= len("2026-01-31")
+def _limit(query: syntax.Query, field: Field, text: str | None, includes: bool, *, is_low: bool) -> tuple[Any, bool]:
+    """A limit of a range, and whether it is in the range itself. A year, a month and a day are in it as a whole."""
+    if text is None:
+        return None, includes
+    if field.kind not in (Kind.TIME, Kind.DATE) or len(text) > len("2026-01-31"):
+        return _value(query, field, text), includes
+    try:
+        first, after = _period(text)
+    except ValueError:
+        _refuse_value(query, field, text)
+    limit = first if includes == is_low else after
+    if limit is None:  # the end of time
+        return (LAST[field.kind], False) if is_low else (None, True)
+    made = limit if field.kind is Kind.DATE else datetime.combine(limit, time(), UTC)
+    return made, is_low
+
+
+def _period(text: str) -> tuple[date, date | None]:
+    """The first day of a year, a month or a day, and the first one after it, None at the end of time."""
+    if (found := YEAR_OR_MONTH.fullmatch(text)) is not None:
+        first = date(int(found[1]), int(found[2] or 1), 1)
+        months = first.year * 12 + first.month - 1 + (1 if found[2] else 12)
+        year, month = divmod(months, 12)
+        return first, None if year > MAXYEAR else date(year, month + 1, 1)
+    first = date.fromisoformat(text)
+    return first, None if first == date.max else first + timedelta(days=1)

@@ -5,6 +5,7 @@ Nothing here knows the columns of documents: see `checked.py`.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import Enum
 from typing import NoReturn
@@ -17,6 +18,7 @@ BLANKS = " \t\r\n\u3000"
 ENDS_WORD = frozenset(BLANKS + '()[]{}^~:"')
 EXISTS_FIELD = "_exists_"
 OPERATORS = {"AND": "AND", "&&": "AND", "OR": "OR", "||": "OR"}
+ESCAPED_CODE = re.compile(r"\\u([0-9a-fA-F]{4})")
 COMPARISONS = (">=", "<=", ">", "<")
 
 
@@ -137,6 +139,8 @@ class _Parser:
             if operator and not clauses:
                 self._refuse(f"{operator} has nothing before it", "write a clause before it, or quote it", back=True)
             negated = self._modifier()
+            if (operator or negated) and (second := self._operator()):
+                self._refuse(f"{second} follows another operator", "remove one of them, or quote it", back=True)
             if self._at == len(self._text) or self._here() == ")":
                 self._refuse("a clause is missing at the end", "write one, or remove the operator before it")
             query = self._clause(field)
@@ -280,7 +284,7 @@ class _Parser:
             limit = self._quoted()
         else:
             start = self._at
-            while self._at < len(self._text) and self._here() not in BLANKS + ")":
+            while self._at < len(self._text) and self._here() not in BLANKS + ")^":
                 self._at += 1
             limit = self._text[start : self._at].replace("\\", "")
         if not limit:
@@ -308,10 +312,7 @@ class _Parser:
         while self._at < len(self._text):
             here = self._here()
             if here == "\\":
-                if self._at + 1 == len(self._text):
-                    self._refuse("there is nothing after the backslash", "write \\\\ for a backslash")
-                made.append(self._text[self._at + 1])
-                self._at += 2
+                made.append(self._escaped())
                 continue
             if here in ENDS_WORD:
                 break
@@ -321,13 +322,24 @@ class _Parser:
             self._at += 1
         return "".join(made), frozenset(wild)
 
+    def _escaped(self) -> str:
+        """The character after a backslash, or the one of a code such as \\u00fc."""
+        if (code := ESCAPED_CODE.match(self._text, self._at)) is not None:
+            self._at = code.end()
+            return chr(int(code[1], 16))
+        if self._at + 1 == len(self._text):
+            self._refuse("there is nothing after the backslash", "write \\\\ for a backslash")
+        self._at += 2
+        return self._text[self._at - 1]
+
     def _quoted(self) -> str:
         opened = self._at
         self._at += 1
         made: list[str] = []
         while self._at < len(self._text) and self._here() != '"':
-            if self._here() == "\\" and self._at + 1 < len(self._text):
-                self._at += 1
+            if self._here() == "\\":
+                made.append(self._escaped())
+                continue
             made.append(self._here())
             self._at += 1
         if self._at == len(self._text):

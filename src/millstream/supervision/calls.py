@@ -16,8 +16,10 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
 
+from millstream.asking import Answer, ask
 from millstream.calling import TIMEOUT, Client, Rows, client
 from millstream.errors import InvalidInput, NotFound
+from millstream.jobs.current_state import Held
 from millstream.jobs.questions import asked_of
 from millstream.supervision.http import MoreRoute
 from millstream.supervision.masking import Masking
@@ -43,7 +45,7 @@ class Calls:
         call = {"POST /v1/jobs/NAME/ask/QUESTION?timeout_s=SECONDS": "asks it a question, whose arguments are the body"}
         held = {
             "GET /v1/jobs/NAME/ask?step=NAME&key=COLUMN=VALUE&window=TIME": "the rows that a running job holds for a "
-            "key, in a step, or in the windows of an output (table=NAME)"
+            "key, in a step, in a table that it writes, or in a window of one (table=NAME)"
         }
         return [
             MoreRoute("/jobs/{name}/ask/{question}", call, self._answer, ("POST",)),
@@ -57,15 +59,16 @@ class Calls:
             raise InvalidInput(
                 "step=NAME or table=NAME is missing, or a key is not COLUMN=VALUE", next_step="GET / lists the routes"
             )
-        if table is not None and window is None:
-            raise InvalidInput(
-                "window=TIME is missing, the start of a window",
-                next_step=f"GET /v1/tables/{table}?key=VALUE returns the row of a table",
-            )
         key = dict(each.split("=", 1) for each in keys) or None
-        held = asked_of(self._folder_of(name), name, step=step, table=table, key=key, window=_start(window))
+        folder, start = self._folder_of(name), _start(window)
+        held: Answer | Held
+        if table is not None and start is None:
+            held = ask(name, table=table, key=key, broker=self._log_address)
+        else:
+            held = asked_of(folder, name, step=step, table=table, key=key, window=start)
         rows = orjson.loads(orjson.dumps(held.rows, default=str))
-        return _as_json({"rows": self._masking.now().row(rows), "batch": held.batch, "watermark": held.watermark})
+        known = {"batch": held.batch, "watermark": held.watermark, "as_of": held.as_of}
+        return _as_json({"rows": self._masking.now().row(rows), **known})
 
     async def _answer(self, request: Request, body: dict[str, Any]) -> Response:
         limit = timedelta(seconds=_timeout_s(request))

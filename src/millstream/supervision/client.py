@@ -204,7 +204,10 @@ class Jobs:
         key: Mapping[str, Any] | None = None,
         window: datetime | None = None,
     ) -> dict[str, Any]:
-        """What a running job holds for a key in a step, or in a window of an output: `rows`, `batch`, `watermark`."""
+        """What a running job holds for a key: in a step, in a table that it writes, or in a window of an output.
+
+        The answer has the `rows`, and the `batch`, the `watermark` and the time (`as_of`) that they hold for.
+        """
         asked = [(name, value) for name, value in (("step", step), ("table", table)) if value is not None]
         asked += [("key", f"{column}={value}") for column, value in (key or {}).items()]
         asked += [] if window is None else [("window", window.isoformat())]

@@ -146,34 +146,6 @@ def test_fields_that_a_handler_does_not_take_are_reported(
     assert store.load(Cart, "c1", version=1).items == {"tea": 1}
 
 
-def test_state_that_is_not_json_has_no_snapshot(tmp_path: Path) -> None:
-    class Odd(ms.Aggregate):
-        def __init__(self) -> None:
-            self.seen: set[str] = set()
-
-        @ms.event("Seen")
-        def _seen(self, what: str) -> None:
-            self.seen.add(what)
-
-    class Fixed(Odd):
-        def state(self) -> Any:
-            return sorted(self.seen)
-
-        def restore(self, state: Any) -> None:
-            self.seen = set(state)
-
-    with ms.event_store(tmp_path / "log", "s") as store:
-        store.execute(Odd, "a", lambda odd: odd.record("Seen", what="x"))
-        with pytest.raises(InvalidInput, match="cannot be kept as JSON"):
-            store.snapshot(store.load(Odd, "a"))
-        store.snapshot(store.load(Fixed, "a"))
-        assert store.load(Fixed, "a").seen == {"x"}
-        pending = store.load(Fixed, "a")
-        pending.record("Seen", what="y")
-        with pytest.raises(InvalidInput, match="not saved"):
-            store.snapshot(pending)
-
-
 def test_two_handlers_of_one_type_are_refused() -> None:
     with pytest.raises(InvalidInput, match="two handlers"):
 
@@ -183,6 +155,11 @@ def test_two_handlers_of_one_type_are_refused() -> None:
 
             @ms.event("A")
             def _two(self) -> None: ...
+
+    with pytest.raises(InvalidInput, match="snapshot_every of Never"):
+
+        class Never(ms.Aggregate):
+            snapshot_every = 0
 
     with pytest.raises(InvalidInput, match="needs the type"):
         ms.event()

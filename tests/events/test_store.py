@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import pickle
+import re
 import threading
 import time
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -265,6 +270,8 @@ def test_bad_input_is_refused(tmp_path: Path, embedded_only: str) -> None:
         ("half \ud83d", [ms.Event("A")], None),
         ("s", [ms.Event("A", {"x": object()})], None),
         ("s", [ms.Event("A", {"$personal": 1})], None),
+        ("s", [ms.Event("A", {"x": 1 << 64})], None),
+        ("s", [ms.Event("A", metadata={"x": object()})], None),
         ("s", [ms.Event("A")], -1),
         ("s", [ms.Event("A")], True),
         ("s", [ms.Event("A", {"mail": "x"}, subject="ann", personal="mail")], None),
@@ -284,6 +291,36 @@ def test_bad_input_is_refused(tmp_path: Path, embedded_only: str) -> None:
         store.append("s", ms.Event("A"))
     with pytest.raises(ClosedError):
         store.version("s")
+
+
+class Odd(Enum):
+    VALUE = math.nan
+
+
+@dataclass
+class Part:
+    size: float
+
+
+@pytest.mark.parametrize(
+    ("data", "place"),
+    [
+        ({"price": math.nan}, "nan at 'price'"),
+        ({"price": math.inf, "none": None}, "inf at 'price'"),
+        ({"a": {"b": [None, (1.5, -math.inf)]}}, "-inf at 'a.b.1.1'"),
+        ({"part": Part(math.nan)}, "nan at 'part.size'"),
+        ({"odd": Odd.VALUE}, "nan at 'odd'"),
+    ],
+)
+def test_numbers_that_json_does_not_have_are_refused(store: EventStore, data: dict[str, Any], place: str) -> None:
+    """They would be recorded as null."""
+    for event in (ms.Event("A", data), ms.Event("A", metadata=data)):
+        with pytest.raises(InvalidInput, match=f"must be JSON: {re.escape(place)} is not a number") as refused:
+            store.append("s", [ms.Event("B"), event])
+        assert refused.value.where == "event 'A'"
+    assert store.version("s") == 0
+    store.append("s", ms.Event("A", {"text": "null", "none": None, "price": 1e308}))
+    assert [event.data for event in store.read("s")] == [{"text": "null", "none": None, "price": 1e308}]
 
 
 def test_another_topic_is_not_a_store(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any, ClassVar, Self, TypeVar
 
@@ -11,9 +12,12 @@ import orjson
 
 from millstream.errors import InvalidInput, UnknownEvent
 from millstream.events.event import Event, Recorded, checked_text
+from millstream.events.plain import as_json
+from millstream.events.snapshots import kept_state, restored_state
 
 Handler = TypeVar("Handler", bound=Callable[..., None])
 HANDLES = "_millstream_events"
+OWN = frozenset(("_stream", "_version", "_pending", "_has_personal_data"))
 
 
 def event(*types: str) -> Callable[[Handler], Handler]:
@@ -46,6 +50,12 @@ class Aggregate:
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
+        every = cls.snapshot_every
+        if every is not None and (not isinstance(every, int) or isinstance(every, bool) or every < 1):
+            raise InvalidInput(
+                f"snapshot_every of {cls.__name__} is {every!r}",
+                next_step="give the number of events between snapshots, 1 or more, or None for none",
+            )
         handlers = dict(cls._handlers)
         for attribute in vars(cls).values():
             for name in getattr(attribute, HANDLES, ()):
@@ -67,7 +77,7 @@ class Aggregate:
         made.__init__()  # type: ignore[misc]
         if snapshot is not None:
             made._version = snapshot[0]
-            made.restore(orjson.loads(snapshot[1]))
+            made.restore(restored_state(snapshot[1]))
         return made
 
     @property
@@ -97,8 +107,8 @@ class Aggregate:
         if isinstance(what, Event) and data:
             raise InvalidInput("an event has its data already", next_step='record("ItemAdded", item="tea")')
         happened = what if isinstance(what, Event) else Event(what, data)
-        self._change(happened)
-        self._pending.append(happened)
+        self._change(_as_recorded(happened))
+        self._pending.append(_as_recorded(happened))
 
     def apply(self, happened: Recorded) -> None:
         """For rebuilding: the next event of the stream."""
@@ -142,13 +152,7 @@ class Aggregate:
         return f"{cls.__module__}.{cls.__qualname__}/{cls.snapshot_format}"
 
     def snapshot_state(self) -> bytes:
-        """Its state as a snapshot keeps it; refused if it must not be kept."""
-        if self._pending:
-            raise InvalidInput(
-                "an aggregate with events that are not saved has no snapshot",
-                where=f"stream '{self._stream}'",
-                next_step="save it first",
-            )
+        """Its state as a snapshot keeps it; refused if it must not be kept, or would not be the same when restored."""
         if self._has_personal_data:
             raise InvalidInput(
                 "a snapshot would keep personal data that must be forgotten with its key",
@@ -156,21 +160,31 @@ class Aggregate:
                 next_step="leave this aggregate without snapshots",
             )
         try:
-            return orjson.dumps(self.state())
+            return kept_state(self.state())
         except TypeError as error:
             raise InvalidInput(
-                f"the state of {type(self).__name__} cannot be kept as JSON: {error}",
-                where=f"stream '{self._stream}'",
+                f"the state of {type(self).__name__} cannot be kept in a snapshot: {error}",
+                where=f"stream '{self._stream}', version {self._version}",
                 next_step="override state() and restore(), or leave snapshot_every out",
             ) from error
 
     def state(self) -> Any:
-        """What a snapshot keeps, as JSON; by default the attributes without a leading underscore."""
-        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+        """What a snapshot keeps; by default all attributes.
+
+        Text, numbers, booleans, None, dates, times, UUIDs, bytes, and lists, tuples, sets and mappings of them.
+        """
+        return {name: value for name, value in vars(self).items() if name not in OWN}
 
     def restore(self, state: Any) -> None:
         """The opposite of `state`."""
         vars(self).update(state)
+
+
+def _as_recorded(event: Event) -> Event:
+    """What a handler will get when the aggregate is rebuilt: text for a date, a list for a tuple, all its own."""
+    data = orjson.loads(as_json(dict(event.data), event.type))
+    metadata = None if event.metadata is None else orjson.loads(as_json(event.metadata, event.type, "metadata"))
+    return replace(event, data=data, metadata=metadata)
 
 
 def _own_types(cls: type) -> set[str]:

@@ -10,6 +10,7 @@ from millstream.errors import InvalidInput
 from millstream.events.event import Event, Recorded, checked_text
 from millstream.events.keys import Keys
 from millstream.events.layout import PERSONAL, Row
+from millstream.events.plain import as_json
 from millstream.events.upcasters import Upcasters
 
 
@@ -40,8 +41,8 @@ class Contents:
             event.type,
             self._upcasters.current_format(event.type),
             event.id,
-            _json(data, event),
-            None if event.metadata is None else _json(event.metadata, event),
+            as_json(data, event.type).decode(),
+            None if event.metadata is None else as_json(event.metadata, event.type, "metadata").decode(),
             0,
         )
 
@@ -51,7 +52,7 @@ class Contents:
         if missing:
             raise InvalidInput(f"there is no field '{missing[0]}' in the data", where=f"event '{event.type}'")
         fields = {name: data.pop(name) for name in event.personal}
-        _json(fields, event)
+        as_json(fields, event.type)
         return {**data, PERSONAL: self._kept_keys().seal(subject, fields)}
 
     def _kept_keys(self) -> Keys:
@@ -83,14 +84,3 @@ class Contents:
     def close(self) -> None:
         if self._keys is not None:
             self._keys.close()
-
-
-def _json(content: Any, event: Event) -> str:
-    try:
-        return orjson.dumps(content).decode()
-    except TypeError as error:
-        raise InvalidInput(
-            f"the data of an event must be JSON: {error}",
-            where=f"event '{event.type}'",
-            next_step="use text, numbers, booleans, dates, lists and mappings with text as keys",
-        ) from error

@@ -6,6 +6,7 @@ streams is one write. A store is shared by threads; any number of processes may 
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -34,6 +35,7 @@ from millstream.records import duration
 READ_ROWS = 1000
 RETRIES = 10
 MICROSECOND = timedelta(microseconds=1)
+logger = logging.getLogger(__name__)
 Kind = TypeVar("Kind", bound=Aggregate)
 Result = TypeVar("Result")
 
@@ -51,6 +53,7 @@ class EventStore:
         self._index = Index(log.index_path, log.identity, keeps_contents=not log.has_random_access)
         self._commits = GroupCommit(self._commit)
         self._subscriptions: list[Subscription] = []
+        self._checked: set[type[Aggregate]] = set()  # those whose state can be kept in a snapshot
         self._closed = False
 
     # ------------------------------------------------------------ appending
@@ -323,18 +326,40 @@ class EventStore:
         pending = aggregate.pending
         if not pending:
             return None
+        # Before anything is recorded, because it may be refused: the caller would take the events for not recorded.
+        state = self._state_due(aggregate)
         appended = self.append(aggregate.stream, pending, expected_version=aggregate.version - len(pending))
         aggregate.saved()
-        every = aggregate.snapshot_every
-        if every is not None and not aggregate.has_personal_data:
-            before = appended.version - len(pending)
-            if before // every != appended.version // every:
-                self.snapshot(aggregate)
+        if state is not None and appended.version == aggregate.version:  # not if they were recorded long before
+            try:
+                self._keep_snapshot(aggregate, state)
+            except MillstreamError as error:
+                logger.warning("no snapshot of stream '%s' was kept; its events were: %s", aggregate.stream, error)
         return appended
+
+    def _state_due(self, aggregate: Aggregate) -> bytes | None:
+        """What a snapshot will keep, if one is due after the pending events. Checked for each class at once."""
+        every, kind = aggregate.snapshot_every, type(aggregate)
+        if every is None or aggregate.has_personal_data:
+            return None
+        is_due = (aggregate.version - len(aggregate.pending)) // every != aggregate.version // every
+        if not is_due and kind in self._checked:
+            return None
+        state = aggregate.snapshot_state()
+        self._checked.add(kind)
+        return state if is_due else None
 
     def snapshot(self, aggregate: Aggregate) -> None:
         """Keeps the state of a saved aggregate, so that loading it reads only later events."""
-        state = aggregate.snapshot_state()
+        if aggregate.pending:
+            raise InvalidInput(
+                "an aggregate with events that are not saved has no snapshot",
+                where=f"stream '{aggregate.stream}'",
+                next_step="save it first",
+            )
+        self._keep_snapshot(aggregate, aggregate.snapshot_state())
+
+    def _keep_snapshot(self, aggregate: Aggregate, state: bytes) -> None:
         with self._turn:
             kind, now_us = aggregate.snapshot_kind(), time.time_ns() // 1000
             self._index.save_snapshot(kind, aggregate.stream, aggregate.version, now_us, state)

@@ -6,19 +6,22 @@ import shutil
 import tempfile
 import unittest
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from uuid import UUID, uuid4
 
 import pytest
 from eventsourcing.application import Application
 from eventsourcing.domain import Aggregate, event
 from eventsourcing.persistence import StoredEvent
+from eventsourcing.popo import POPOProcessRecorder
 from eventsourcing.tests import persistence as cases
+from eventsourcing.utils import Environment, get_topic
 
 import millstream as ms
 from folders import MEMORY
 from kafka_cluster import KafkaCluster
+from millstream.errors import InvalidInput
 from millstream.events.recorders import (
+    Factory,
     MillstreamAggregateRecorder,
     MillstreamApplicationRecorder,
     MillstreamProcessRecorder,
@@ -57,6 +60,60 @@ class TestTrackingRecorder(OnStore, cases.TrackingRecorderTestCase):
 class TestProcessRecorder(OnStore, cases.ProcessRecorderTestCase):
     def create_recorder(self) -> MillstreamProcessRecorder:
         return MillstreamProcessRecorder(self.store)
+
+
+class TestNotificationIds(OnStore, cases.NonInterleavingNotificationIDsBaseCase):
+    def create_recorder(self) -> MillstreamApplicationRecorder:
+        return MillstreamApplicationRecorder(self.store)
+
+
+class OtherTrackingRecorder(MillstreamTrackingRecorder):
+    pass
+
+
+class TestFactory(cases.InfrastructureFactoryTestCase[Factory]):
+    def setUp(self) -> None:
+        self.folder = tempfile.mkdtemp(dir=MEMORY)
+        self.open(self.folder)
+
+    def open(self, address: str) -> None:
+        self.env = Environment(
+            f"app{uuid4().hex}", {"PERSISTENCE_MODULE": "millstream.events.recorders", "MILLSTREAM_BROKER": address}
+        )
+        super().setUp()
+
+    def tearDown(self) -> None:
+        super().tearDown()
+        shutil.rmtree(self.folder)
+
+    def expected_factory_class(self) -> type[Factory]:
+        return Factory
+
+    def expected_aggregate_recorder_class(self) -> type[MillstreamAggregateRecorder]:
+        return MillstreamAggregateRecorder
+
+    def expected_application_recorder_class(self) -> type[MillstreamApplicationRecorder]:
+        return MillstreamApplicationRecorder
+
+    def expected_tracking_recorder_class(self) -> type[MillstreamTrackingRecorder]:
+        return MillstreamTrackingRecorder
+
+    def tracking_recorder_subclass(self) -> type[MillstreamTrackingRecorder]:
+        return OtherTrackingRecorder
+
+    def expected_process_recorder_class(self) -> type[MillstreamProcessRecorder]:
+        return MillstreamProcessRecorder
+
+    def test_a_class_that_is_no_recorder_of_ours_is_refused(self) -> None:
+        for setting, make in (
+            (Factory.APPLICATION_RECORDER_TOPIC, self.factory.application_recorder),
+            (Factory.TRACKING_RECORDER_TOPIC, self.factory.tracking_recorder),
+            (Factory.PROCESS_RECORDER_TOPIC, self.factory.process_recorder),
+        ):
+            self.env[setting] = get_topic(POPOProcessRecorder)
+            with pytest.raises(InvalidInput, match="is not a subclass of Millstream") as refused:
+                make()
+            assert setting in str(refused.value.where)
 
 
 class OnKafka(unittest.TestCase):
@@ -110,6 +167,20 @@ class TestProcessRecorderOnKafka(OnKafka, TestProcessRecorder):
     pass
 
 
+@pytest.mark.more
+class TestNotificationIdsOnKafka(OnKafka, TestNotificationIds):
+    pass
+
+
+@pytest.mark.more
+class TestFactoryOnKafka(OnKafka, TestFactory):
+    def setUp(self) -> None:
+        self.open(self.address)
+
+    def tearDown(self) -> None:
+        self.factory.close()
+
+
 class Dog(Aggregate):
     @event("Registered")
     def __init__(self, name: str) -> None:
@@ -121,14 +192,14 @@ class Dog(Aggregate):
         self.tricks.append(trick)
 
 
-class Dogs(Application[UUID]):
-    is_snapshotting_enabled = True
+def test_an_application_continues_in_the_next_process(address: str, name: str) -> None:
+    environment = {"PERSISTENCE_MODULE": "millstream.events.recorders", "MILLSTREAM_BROKER": address}
 
+    class Dogs(Application[UUID]):
+        is_snapshotting_enabled = True
 
-@pytest.mark.parametrize("rounds", [2])
-def test_an_application_continues_in_the_next_process(tmp_path: Path, rounds: int) -> None:
-    environment = {"PERSISTENCE_MODULE": "millstream.events.recorders", "MILLSTREAM_BROKER": str(tmp_path / "log")}
-    dog = Dog("Fido")
+    Dogs.name = f"Dogs-{name}"
+    rounds, dog = 2, Dog("Fido")
     for round_ in range(rounds):
         with Dogs(env=environment) as dogs:
             if round_:
@@ -137,5 +208,5 @@ def test_an_application_continues_in_the_next_process(tmp_path: Path, rounds: in
             dogs.save(dog)
             dogs.take_snapshot(dog.id)
             assert dogs.repository.get(dog.id).tricks == [f"trick {number}" for number in range(round_ + 1)]
-    with ms.connect(tmp_path / "log") as log:
-        assert log.topics() == ["dogs.events", "dogs.snapshots"]
+    with ms.connect(address) as log:
+        assert {f"dogs-{name}.events", f"dogs-{name}.snapshots"} <= set(log.topics())

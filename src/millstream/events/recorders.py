@@ -10,7 +10,7 @@ import base64
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from eventsourcing.persistence import (
@@ -26,8 +26,9 @@ from eventsourcing.persistence import (
     Tracking,
     TrackingRecorder,
 )
+from eventsourcing.utils import resolve_topic
 
-from millstream.errors import ClosedError, EventIdReused, WrongVersion
+from millstream.errors import ClosedError, EventIdReused, InvalidInput, WrongVersion
 from millstream.events.event import Append, Event, Recorded
 from millstream.events.opening import event_store
 from millstream.events.store import EventStore
@@ -39,6 +40,7 @@ NUMBERS = "$notifications"
 ID = "notification"
 """The metadata with the id of an event in such a store."""
 LISTEN_SECONDS = 0.2
+Kind = TypeVar("Kind")
 
 
 def _event(stored: StoredEvent, notification_id: int | None) -> Event:
@@ -280,15 +282,30 @@ class Factory(InfrastructureFactory[MillstreamTrackingRecorder]):
         return MillstreamAggregateRecorder(self._store(purpose))
 
     def application_recorder(self) -> ApplicationRecorder:
-        return MillstreamApplicationRecorder(self._store("events"))
+        return self._class(self.APPLICATION_RECORDER_TOPIC, MillstreamApplicationRecorder)(self._store("events"))
 
     def tracking_recorder(
         self, tracking_recorder_class: type[MillstreamTrackingRecorder] | None = None
     ) -> MillstreamTrackingRecorder:
-        return (tracking_recorder_class or MillstreamTrackingRecorder)(self._store("tracking"))
+        kind = tracking_recorder_class or self._class(self.TRACKING_RECORDER_TOPIC, MillstreamTrackingRecorder)
+        return kind(self._store("tracking"))
 
     def process_recorder(self) -> ProcessRecorder:
-        return MillstreamProcessRecorder(self._store("events"))
+        return self._class(self.PROCESS_RECORDER_TOPIC, MillstreamProcessRecorder)(self._store("events"))
+
+    def _class(self, setting: str, usual: type[Kind]) -> type[Kind]:
+        """The class of recorders that the environment names, one of ours or derived from it."""
+        topic = self.env.get(setting)
+        if not topic:
+            return usual
+        named = resolve_topic(topic)
+        if not (isinstance(named, type) and issubclass(named, usual)):
+            raise InvalidInput(
+                f"{topic} is not a subclass of {usual.__name__}",
+                where=f"{setting} in the environment of '{self.env.name}'",
+                next_step=f"derive it from {usual.__module__}.{usual.__name__}, or leave the setting out",
+            )
+        return named
 
     def close(self) -> None:
         for store in self._stores.values():

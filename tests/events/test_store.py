@@ -9,8 +9,8 @@ import threading
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Any
 

@@ -5,6 +5,8 @@ from collections import defaultdict
 from contextlib import contextmanager
 
 import millstream as ms
+from millstream.capture.capturing import Capture
+from millstream.capture.postgres.database import PostgresDatabase
 from millstream.connectors.opening import open_source
 from waiting import until
 
@@ -123,6 +125,13 @@ def check_orders_are_a_source(endpoint, columns, db, folder):
 def rows_of(source):
     pieces = [piece for task in source.slices(source.earliest(), source.latest(), 1) for piece in task]
     return [row for piece in pieces for slab in source.read(piece) for row in slab.rows.to_pylist()]
+
+
+def captured_postgres(log, dsn, *tables, name="app", types=None):
+    """Slots belong to the server, which tests share: their names have that of the database."""
+    own = f"{name}_{dsn.rpartition('/')[2][-12:]}"
+    topics = {table: table for table in tables}
+    return Capture(log, own, lambda name: PostgresDatabase(dsn, topics, name, types))
 
 
 def wait_until_free(db, slot):

@@ -7,13 +7,12 @@ from functools import partial
 import psycopg
 import pytest
 
-from millstream.capture.capturing import Capture
-from millstream.capture.postgres.database import PostgresDatabase
 from millstream.capture.postgres.keys import KeyOrder
 from millstream.capture.postgres.tables import find_table
 from millstream.errors import InvalidInput
 
 from .support import capture_during_writes, check_transactions, records, replayed
+from .support import captured_postgres as captured
 
 TEXTS = ["", "a", "A", "b", "B", "ab", "a b", "a-b", "é", "e", "z", "Z", "ß", "%", "it's", "\\", '"', "10", "9", "名"]
 MOODS = ["sad", "low", "ok", "fine", "glad", "calm", "wild", "odd"]
@@ -68,11 +67,6 @@ def create(db, table, columns):
     names = ", ".join(part.split()[0] for part in columns.split(", "))
     db.execute(f"CREATE TABLE {table} ({columns}, n int, PRIMARY KEY ({names}))")
     return names.split(", ")
-
-
-def captured(log, dsn, table):
-    name = f"app_{dsn.rpartition('/')[2][-12:]}"
-    return Capture(log, name, partial(PostgresDatabase, dsn, {table: table}))
 
 
 @pytest.mark.parametrize("table", [pytest.param(table, marks=pytest.mark.more) for table in KINDS])

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from millstream.capture.changes import ColumnTypes, TableShape, check_columns, check_distinct
@@ -27,7 +28,7 @@ from millstream.capture.postgres.connections import (
 from millstream.capture.postgres.history import ANOTHER_NAME, STORED, History
 from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
 from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape
-from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table, table_names
+from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table, key_of, table_names
 from millstream.capture.stream_steps import Heartbeat, being_read
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
@@ -38,6 +39,10 @@ FREE_SECONDS = 10.0
 LOOK_SECONDS = 5.0
 BEAT_SECONDS = 10.0
 VISIBLE_SECONDS = 0.05
+KEYS = "keys"
+"""Of a position: the key columns of each table."""
+FULL = "f"
+"""The replica identity of a table that logs whole rows."""
 _RIGHTS = (
     "SELECT rolsuper OR rolreplication, has_database_privilege(current_database(), 'CREATE') "
     "FROM pg_roles WHERE rolname = current_user"
@@ -122,13 +127,17 @@ class PostgresDatabase:
             "snapshot": {name: unread(0) for name in self.tables},
             "skipped": [],
             "tables": self._columns(),
+            KEYS: self._keys(),
         }
 
     def _with_tables(self, position: Position) -> Position:
         """The position with the tables that are captured now."""
         started = Snapshot.of(self._db.execute("SELECT pg_current_snapshot()::text").fetchone()[0]).next
         states = {name: position["snapshot"].get(name) or unread(started) for name in self.tables}
-        return {**position, "snapshot": states, "tables": self._columns()}
+        return {**position, "snapshot": states, "tables": self._columns(), KEYS: self._keys()}
+
+    def _keys(self) -> dict[str, list[str]]:
+        return {name: list(table.key) for name, table in self.tables.items()}
 
     def _columns(self) -> dict[str, str]:
         return {shape.name: shape.stored.ddl for shape in self.shapes.values()}
@@ -136,7 +145,8 @@ class PostgresDatabase:
     def _look(self, position: Position | None) -> None:
         """Reads the definitions of the tables."""
         known = {} if position is None else position["tables"]
-        self.tables = {name: find_table(self._db, name, self.where) for name in self._wanted}
+        keys = {} if position is None else position.get(KEYS, {})  # older versions did not store them
+        self.tables = {name: self._found(self._db, name, keys.get(name)) for name in self._wanted}
         check_distinct([(name, table.oid) for name, table in self.tables.items()], self.where)
         for name, table in self.tables.items():
             shape = self.types.shape(table, self._wanted[name], table.columns)
@@ -146,6 +156,24 @@ class PostgresDatabase:
         check_columns(self.types.chosen, self.shapes.values(), self.where)
         if self._messages is not None:
             self.shapes[MESSAGES] = messages_shape(self._messages)
+
+    def _found(self, db: Any, name: str, key: Sequence[str] | None) -> PostgresTable:
+        """A table; raises if the records that there are have another key, unless that is not known."""
+        found = find_table(db, name, self.where)
+        if key is None:
+            return found
+        self._check_key(found, key, found.key)
+        return replace(found, key=tuple(key))
+
+    def _check_key(self, table: PostgresTable, before: Sequence[str], now: Collection[str]) -> None:
+        """The order of columns may differ. Rows that differ in the new key only would have the same records."""
+        if set(before) != set(now):
+            raise InvalidInput(
+                f"the key of table '{table.name}' is {_listed(now)} now, and was {_listed(before)} before",
+                where=self.where,
+                next_step="capture the table under another name, into another topic: the new topic starts with a "
+                "snapshot",
+            )
 
     @property
     def _oids(self) -> set[int]:
@@ -315,10 +343,17 @@ class PostgresDatabase:
                 next_step="capture the table under another name, into another topic",
             )
         with explained(self._dsn):
+            self._check_key(table, table.key, self._key(relation))
             shape = self.types.shape(table, known.topic, columns)
         if shape.columns == known.columns:
             return None
         return shape.since(known.stored, self.where)
+
+    def _key(self, relation: Relation) -> tuple[str, ...]:
+        identity, named = relation.replica_identity, [column.name for column in relation.columns if column.in_key]
+        if identity == FULL or not named:  # then it names all columns; and none if the key is deferrable
+            return key_of(self._db, relation.oid, identity)
+        return tuple(named)
 
     def _check_tables(self) -> None:
         """A table that was dropped and created again is not published: its changes would be missed silently."""
@@ -375,7 +410,7 @@ class PostgresDatabase:
 
     def current(self, db: Any, table: PostgresTable) -> tuple[PostgresTable, TableShape]:
         """A table as it is in this transaction, which may be ahead of the changes that have arrived."""
-        found, known = find_table(db, table.name, self.where), self.shapes[table.oid]
+        found, known = self._found(db, table.name, table.key), self.shapes[table.oid]
         return found, self.types.shape(found, known.topic, found.columns).since(known.stored, self.where)
 
     def remove(self) -> bool:
@@ -398,3 +433,7 @@ class PostgresDatabase:
 def unread(since: int) -> dict[str, Any]:
     """The state of a snapshot: up to which key rows were read, and from which transaction on changes are sent."""
     return {"last": None, "done": False, "rows": 0, "since": since}
+
+
+def _listed(key: Collection[str]) -> str:
+    return f"({', '.join(key)})" if key else "none"

@@ -36,9 +36,11 @@ JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
 WHERE i.indrelid = %s AND i.indislive AND CASE WHEN %s THEN i.indisreplident ELSE i.indisprimary END
 """
 _TYPE = """
-SELECT t.typname, t.typtype, t.typbasetype, t.typtypmod, CASE WHEN t.typcategory = 'A' THEN t.typelem ELSE 0 END
-FROM pg_type t WHERE t.oid = %s
+SELECT t.typname, t.typtype, t.typbasetype, t.typtypmod,
+  CASE WHEN t.typinput = 'pg_catalog.array_in'::regproc AND e.typdelim = ',' THEN t.typelem ELSE 0 END
+FROM pg_type t LEFT JOIN pg_type e ON e.oid = t.typelem WHERE t.oid = %s
 """
+"""Arrays with another separator, such as those of boxes, are texts."""
 _THERE = """
 SELECT CASE WHEN pg_table_is_visible(oid) THEN relname ELSE relnamespace::regnamespace || '.' || relname END
 FROM pg_class WHERE relkind IN ('r', 'p') AND relnamespace NOT IN
@@ -101,9 +103,17 @@ class Types:
             if kind == "d":  # a domain: its base type, with the modifier that the domain gives it
                 inner, inner_modifier, of = self._looked_up(base)
                 self._known[oid] = (inner, modifier if modifier >= 0 else inner_modifier, of)
+            elif element:
+                inner, inner_modifier, _ = self._looked_up(element)
+                self._known[oid] = (name, inner_modifier, inner)
             else:
-                self._known[oid] = (name, -1, self._looked_up(element)[0] if element else None)
+                self._known[oid] = (name, -1, None)
         return self._known[oid]
+
+
+def key_of(db: Any, oid: int, replica_identity: str) -> tuple[str, ...]:
+    """The columns of the primary key, or of the index that is the replica identity; none if there is neither."""
+    return tuple(db.execute(_INDEX, (oid, replica_identity == "i")).fetchone()[0] or ())
 
 
 def find_table(db: Any, name: str, where: str) -> PostgresTable:
@@ -132,9 +142,9 @@ def find_table(db: Any, name: str, where: str) -> PostgresTable:
             where=where,
             next_step="connect as the owner of the table",
         )
-    key = db.execute(_INDEX, (oid, identity == "i")).fetchone()[0]
+    key = key_of(db, oid, identity)
     columns = tuple((str(column), int(kind), int(modifier)) for column, kind, modifier in db.execute(_COLUMNS, (oid,)))
-    made = PostgresTable(oid, name, full_name, kind == "p", identity, tuple(key or ()), columns)
+    made = PostgresTable(oid, name, full_name, kind == "p", identity, key, columns)
     if identity == "n" or (identity != "f" and not made.key):
         raise InvalidInput(
             f"the table '{name}' has no key: once published, Postgres would refuse to update and delete its rows",

@@ -75,3 +75,15 @@ def test_an_app_has_no_steps_of_its_own() -> None:
 
 def test_the_log_is_that_of_its_flows() -> None:
     assert ms.app([flow("a"), flow("b", log="somewhere")]).log == "somewhere"
+
+
+def test_an_app_takes_other_flows_and_keeps_those_it_has() -> None:
+    app = ms.app([flow("a"), flow("b")])
+    (_, kept), taken = app.flows, []
+    app.running_as(taken.append)
+    app.take([flow("b"), flow("c")])
+    assert [each.name for each in app.flows] == ["b", "c"]
+    assert app.flows[0] is kept
+    assert taken == [app.flows], "one change for all"
+    with pytest.raises(InvalidInput, match="at least one flow"):
+        app.take([])

@@ -20,6 +20,7 @@ def main(arguments: list[str]) -> int:
     _conceal_secrets()
     if arguments[0] in QUESTIONS:
         return _answer(QUESTIONS[arguments[0]], *arguments[1:])
+    from millstream.cli.reloading import answer_in
     from millstream.supervision.drivers import note_end, note_process
 
     sys.stdout = cast("TextIO", _Concealing(sys.stdout))
@@ -27,6 +28,7 @@ def main(arguments: list[str]) -> int:
     os.set_inheritable(int(lock), False)  # the JVM must not hold the job's lock when this process is gone
     folder = Path(run)
     note_process(folder, os.getpid())
+    answer_in(folder)
     code = _run(command)
     note_end(folder, code)
     return code

@@ -35,6 +35,7 @@ def register(app: typer.Typer) -> None:
         savepoints.savepoints,
         savepoints.restore,
         savepoints.state,
+        upgrades.reload,
         upgrades.upgrade,
         upgrades.rehearse,
         upgrades.rollback,

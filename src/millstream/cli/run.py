@@ -14,6 +14,7 @@ import typer
 from millstream.cli.failures import INTERRUPTED
 from millstream.cli.output import show_done, show_text
 from millstream.cli.passwords import spark_settings
+from millstream.cli.reloading import reloadable
 from millstream.cli.session import Session, command
 from millstream.cli.supervised import Params, parameters
 from millstream.errors import InvalidInput, MillstreamError, NotFound
@@ -124,7 +125,8 @@ def run(
         raise NotFound(f"there is no log in '{missing}'", next_step="name another with --log or MILLSTREAM_BROKER")
     from millstream.jobs.stop_request import TERMINATED, TIDY_S_MAX, end_after
 
-    job = chosen.run(**settings)
+    with reloadable(chosen, file, session.address):
+        job = chosen.run(**settings)
     assert job is not None
     show_done(
         session,

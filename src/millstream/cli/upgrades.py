@@ -1,4 +1,4 @@
-"""`millstream jobs upgrade`, `rollback` and `upgrades`."""
+"""`millstream jobs reload`, `upgrade`, `rollback` and `upgrades`."""
 
 from __future__ import annotations
 
@@ -79,6 +79,22 @@ def rehearse(
     show_note(
         f"compared since {found['since']}, {found['records']:,} records, from the savepoint '{found['savepoint']}'"
     )
+
+
+def reload(session: Session, name: JobName) -> None:
+    """Give a running app the flows that its file has now, without a restart of the others.
+
+    New flows are added, and those that the file no longer has are removed. A flow that has changed continues as it was.
+
+    \b
+    Example:
+      millstream jobs reload leaderboards
+    """
+    done = supervisor_of(session).reload(name)
+    lines = [f"{what}: {', '.join(done[what])}" for what in ("added", "removed") if done[what]]
+    if done["changed"]:
+        lines.append(f"changed, but continued as before: {', '.join(done['changed'])}; millstream jobs restart {name}")
+    show_done(session, *(lines or [f"'{name}' has the flows of its file already"]), document=done)
 
 
 def rollback(session: Session, name: JobName) -> None:

@@ -65,6 +65,14 @@ class App(Flow):
             raise refusal(f"the app '{self.name}' has no flow '{name}'", what_exists(name, names, kind="flows"))
         self._change(_checked(tuple(flow for flow in self._flows if flow.name != name)))
 
+    def take(self, flows: Iterable[Flow]) -> None:
+        """Adds and removes flows, so that the app has these; if it runs, in one change between two batches.
+
+        A flow of a name that it has already continues as it is.
+        """
+        known = {flow.name: flow for flow in self._flows}
+        self._change(tuple(known.get(flow.name, flow) for flow in _checked(tuple(flows))))
+
     def _change(self, flows: Flows) -> None:
         App(flows, name=self.name)  # refuses what does not fit together before anything changes
         if self._apply is not None:

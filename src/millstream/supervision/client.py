@@ -44,6 +44,7 @@ KINDS: dict[str, type[MillstreamError]] = {
 }
 REQUEST_S_MAX = 90.0
 CALL_TIMEOUT = "10 seconds"
+RELOAD_S_MAX = 200.0
 REHEARSAL_S_MAX = 3600.0
 STATE_S_MAX = 330.0
 FOLLOW_S = 0.5
@@ -222,6 +223,13 @@ class Jobs:
 
     def restart(self, name: str) -> dict[str, Any]:
         return self._job("POST", name, "restart")
+
+    def reload(self, name: str) -> Any:
+        """Adds and removes flows of a running app, so that it has those of its file. The others are not restarted.
+
+        Returns the names of those `added`, `removed` and `changed`: these continue as they were until a restart.
+        """
+        return self._call("POST", f"{_path(name)}/reload", timeout_s=RELOAD_S_MAX)
 
     def delete(self, name: str) -> dict[str, Any]:
         """Forgets a job that does not run. What it wrote stays, and so does its state."""

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -36,7 +37,9 @@ ENDED = "ended.json"
 LOG = "log.txt"
 CODE = "flow.py"
 """The file of the flow as it was when a run started."""
-CHECK_S_MAX = 60.0
+RELOAD, RELOADED = "reload.json", "reloaded.json"
+"""A request for the flows that the file of an app has now, and the answer."""
+CHECK_S_MAX, RELOAD_S_MAX, RELOAD_POLL_S = 60.0, 120.0, 0.1
 TAIL_BYTES = 16384
 ERROR = "error: "
 
@@ -161,6 +164,32 @@ class Drivers:
         """The file of the flow as a run found it."""
         return self._run(name, number) / CODE
 
+    def note_code(self, name: str, number: int, file: Path) -> None:
+        """The run goes on with the file as it is now."""
+        code = self.code_of(name, number)
+        with storage_errors(code):
+            draft = code.with_suffix(".new")
+            shutil.copyfile(file, draft)
+            draft.replace(code)
+
+    def reload(self, name: str, number: int) -> dict[str, Any]:
+        """Lets a running app take the flows that its file has now. Returns when it runs with them."""
+        run, asked = self._run(name, number), uuid.uuid4().hex
+        write_document(run / RELOAD, {"id": asked})
+        deadline = time.monotonic() + RELOAD_S_MAX
+        while time.monotonic() < deadline and self.is_running(name):
+            answer = _document(run / RELOADED)
+            if answer.get("id") == asked:
+                if "error" in answer:
+                    raise _error(answer["error"])
+                return {part: answer[part] for part in ("added", "removed", "changed")}
+            time.sleep(RELOAD_POLL_S)
+        state = "does not answer yet" if self.is_running(name) else "has ended"
+        raise InvalidInput(
+            f"the job '{name}' {state}, so its flows are as they were",
+            next_step=f"see millstream jobs show {name}; a restart also takes the flows of its file",
+        )
+
     def is_running(self, name: str) -> bool:
         self._children = [child for child in self._children if child.poll() is None]
         try:
@@ -282,6 +311,15 @@ def note_process(run: Path, pid: int) -> None:
 
 def note_end(run: Path, code: int) -> None:
     write_document(run / ENDED, {"code": code, "at": time.time()})
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """The content of a file; empty if there is none."""
+    try:
+        found = read_document(path)
+    except (MillstreamError, OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _kind(process: psutil.Process, driver: psutil.Process) -> str:

@@ -65,6 +65,7 @@ DESCRIPTION = {
     "POST /v1/jobs/NAME/start": "starts it again; a scheduled job runs now",
     "POST /v1/jobs/NAME/stop": "stops it after its current batch",
     "POST /v1/jobs/NAME/restart": "stops it and starts it again",
+    "POST /v1/jobs/NAME/reload": "adds and removes flows of a running app, so that it has those of its file",
     "GET /v1/jobs/NAME/runs": "its runs, the newest first",
     "GET /v1/jobs/NAME/failures": "its errors: equal ones together, each with its run, and those of the current run",
     "GET /v1/jobs/NAME/logs?run=N&offset=N&limit=N": "lines of the log of a run; a negative offset counts from its end",
@@ -144,6 +145,9 @@ def app(
         if action not in acts:
             raise NotFound(f"a job cannot {action[:50]!r}", next_step=f"one of {', '.join(acts)}")
         return described(acts[action](request.path_params["name"], sender(request)))
+
+    def reload(request: Request, body: dict[str, Any]) -> Any:
+        return supervisor.reload(request.path_params["name"], sender(request))
 
     def runs(request: Request, body: dict[str, Any]) -> Any:
         return masking.now().document([asdict(run) for run in supervisor.runs(request.path_params["name"])], ())
@@ -232,6 +236,7 @@ def app(
         Route("/", _endpoint(root, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs", _endpoint(jobs, access), methods=["GET", "POST"]),
         Route(f"/{VERSION}/jobs/{{name}}", _endpoint(job, access), methods=["GET", "DELETE"]),
+        Route(f"/{VERSION}/jobs/{{name}}/reload", _endpoint(reload, access), methods=["POST"]),
         Route(f"/{VERSION}/jobs/{{name}}/runs", _endpoint(runs, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/failures", _endpoint(failures, access), methods=["GET"]),
         Route(f"/{VERSION}/jobs/{{name}}/logs", _endpoint(logs, access), methods=["GET"]),

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream import terminal
-from millstream.errors import JobRunning, MillstreamError, NotFound
+from millstream.errors import InvalidInput, JobRunning, MillstreamError, NotFound
 from millstream.jobs.saved_jobs import SavedJobs
 from millstream.supervision.drivers import Drivers
 from millstream.supervision.failures import ERROR, TAIL_BYTES, Failure, ending, failures_in, grouped
@@ -125,6 +125,23 @@ class Supervisor:
                 self.start(name, user)
         self._wake.set()
         return self.store.job(name)
+
+    def reload(self, name: str, user: str) -> dict[str, Any]:
+        """Adds and removes flows of a running app, so that it has those of its file. The others go on meanwhile."""
+        job = self.store.job(name)
+        if job.observed is not Observed.RUNNING:
+            raise InvalidInput(
+                f"the job '{name}' does not run: it is {job.observed.value}",
+                next_step=f"start it, with the flows that its file has then: millstream jobs start {name}",
+            )
+        self.upgrades.refuse_active(name)
+        self.drivers.check(job.specification.document())  # a file that does not load changes nothing
+        done = self.drivers.reload(name, job.runs)
+        with self._lock:
+            self.store.note(user, "reload", name)
+            if not done["changed"]:
+                self.drivers.note_code(name, job.runs, Path(job.specification.file))
+        return {"name": name, **done}
 
     def upgrade(self, name: str, user: str, given: UpgradeRequest) -> dict[str, Any]:
         """Begins an upgrade; with `given.check`, only returns what it would do."""

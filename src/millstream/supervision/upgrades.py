@@ -154,7 +154,7 @@ class Upgrades:
         """Begins an upgrade, once everything that can be checked is. Returns the steps and what becomes of them."""
         watch_s = None if watch is None else duration(watch, what="watch").total_seconds()
         job = self._store.job(name)
-        self._refuse_active(name)
+        self.refuse_active(name)
         plan, after = self._compared(job, file, mapping)
         if not allow_dropped:
             refuse_dropped(name, plan["dropped"])
@@ -177,7 +177,7 @@ class Upgrades:
         )
         with self._lock, self._store.transaction():
             job = self._store.job(name)
-            self._refuse_active(name)
+            self.refuse_active(name)
             self._store.add_upgrade(name, made.document())
             self._store.note(user, "upgrade", name, file)
             self._hold(job)
@@ -324,7 +324,8 @@ class Upgrades:
         assert found is not None
         return found
 
-    def _refuse_active(self, name: str) -> None:
+    def refuse_active(self, name: str) -> None:
+        """Raises an error while an upgrade of a job is under way."""
         upgrade = self.newest(name)
         if upgrade is not None and upgrade.phase in ACTIVE:
             raise InvalidInput(

@@ -202,10 +202,10 @@ def test_an_upcaster_that_fails_is_reported(open_store: Open) -> None:
     assert len(list(open_store().read("ann"))) == 1
 
 
-def test_upcasters_without_a_predecessor_are_refused(tmp_path: Path) -> None:
+def test_upcasters_without_a_predecessor_are_refused(open_store: Open) -> None:
     for wrong in ([with_title], [split_name, split_name], [len]):
         with pytest.raises(InvalidInput):
-            ms.event_store(tmp_path / "log", "s", upcasters=wrong)  # type: ignore[arg-type]
+            open_store(upcasters=wrong)
 
 
 # ---------------------------------------------------------------- personal data
@@ -238,7 +238,7 @@ def test_a_forgotten_person_cannot_be_read_again(open_store: Open, tmp_path: Pat
     assert b"ann@example.org" not in b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
 
 
-def test_personal_data_is_in_no_snapshot(tmp_path: Path) -> None:
+def test_personal_data_is_in_no_snapshot(open_store: Open, tmp_path: Path) -> None:
     class Person(ms.Aggregate):
         snapshot_every = 1
 
@@ -249,22 +249,23 @@ def test_personal_data_is_in_no_snapshot(tmp_path: Path) -> None:
         def _registered(self, mail: str | None) -> None:
             self.mail = mail
 
-    with ms.event_store(tmp_path / "log", "people", keys=tmp_path / "keys") as store:
-        event = ms.Event("Registered", {"mail": "ann@example.org"}, subject="ann", personal=["mail"])
-        store.execute(Person, "ann", lambda person: person.record(event))
-        assert store.load(Person, "ann").mail == "ann@example.org"
-        with pytest.raises(InvalidInput, match="personal data"):
-            store.snapshot(store.load(Person, "ann"))
-        store.forget("ann")
-        assert store.load(Person, "ann").mail is None
+    store = open_store(keys=tmp_path / "keys")
+    event = ms.Event("Registered", {"mail": "ann@example.org"}, subject="ann", personal=["mail"])
+    store.execute(Person, "ann", lambda person: person.record(event))
+    assert store.load(Person, "ann").mail == "ann@example.org"
+    with pytest.raises(InvalidInput, match="personal data"):
+        store.snapshot(store.load(Person, "ann"))
+    store.forget("ann")
+    assert store.load(Person, "ann").mail is None
 
 
-def test_personal_data_needs_keys_and_a_subject(tmp_path: Path) -> None:
+def test_personal_data_needs_keys_and_a_subject(open_store: Open, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="need a subject"):
         ms.Event("Registered", {"mail": "x"}, personal=["mail"])
-    with ms.event_store(tmp_path / "log", "people") as store, pytest.raises(InvalidInput, match="no keys"):
-        store.append("a", ms.Event("Registered", {"mail": "x"}, subject="a", personal=["mail"]))
-    with ms.event_store(tmp_path / "log", "people", keys=tmp_path / "keys") as store:
-        with pytest.raises(InvalidInput, match="no field 'phone'"):
-            store.append("a", ms.Event("Registered", {"mail": "x"}, subject="a", personal=["phone"]))
-        assert (tmp_path / "keys").stat().st_mode & 0o077 == 0
+    with pytest.raises(InvalidInput, match="no keys"):
+        open_store().append("a", ms.Event("Registered", {"mail": "x"}, subject="a", personal=["mail"]))
+    with pytest.raises(InvalidInput, match="no field 'phone'"):
+        open_store(keys=tmp_path / "keys").append(
+            "a", ms.Event("Registered", {"mail": "x"}, subject="a", personal=["phone"])
+        )
+    assert (tmp_path / "keys").stat().st_mode & 0o077 == 0

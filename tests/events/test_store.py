@@ -250,8 +250,7 @@ def has_versions(store: EventStore, version: int) -> bool:
     return [store.version(f"s{number}") for number in range(5)] == [version] * 5
 
 
-@pytest.mark.parametrize("embedded_only", ["embedded"])
-def test_bad_input_is_refused(tmp_path: Path, embedded_only: str) -> None:
+def test_bad_input_is_refused(store: EventStore) -> None:
     with pytest.raises(InvalidInput, match="type of an event"):
         ms.Event("")
     with pytest.raises(InvalidInput, match="the store's own"):
@@ -261,7 +260,6 @@ def test_bad_input_is_refused(tmp_path: Path, embedded_only: str) -> None:
             ms.Event(**half)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="mapping"):
         ms.Event("Added", ["tea"])  # type: ignore[arg-type]
-    store = ms.event_store(tmp_path / "log", "carts")
     for stream, events, version in [
         ("", [ms.Event("A")], None),
         ("s", [], None),
@@ -323,19 +321,20 @@ def test_numbers_that_json_does_not_have_are_refused(store: EventStore, data: di
     assert [event.data for event in store.read("s")] == [{"text": "null", "none": None, "price": 1e308}]
 
 
-def test_another_topic_is_not_a_store(tmp_path: Path) -> None:
-    with ms.connect(tmp_path / "log") as log:
-        log.create_topic("plain")
+def test_another_topic_is_not_a_store(address: str, name: str) -> None:
+    plain = f"{name}-plain"
+    with ms.connect(address) as log:
+        log.create_topic(plain)
         with log.producer() as producer:
-            producer.send("plain", "a record")
+            producer.send(plain, "a record")
         with pytest.raises(InvalidInput, match="not an event store"):
-            ms.event_store(log, "plain")
-        with ms.event_store(log, "carts") as store:
+            ms.event_store(log, plain)
+        with ms.event_store(log, name) as store:
             store.append("s", ms.Event("A"))
-        assert log.topics() == ["carts", "plain"]  # a store that did not open the log does not close it
-        log.change_topic("carts", compaction=True)
+        assert {name, plain} <= set(log.topics())  # a store that did not open the log does not close it
+        log.change_topic(name, compaction=True)
         with pytest.raises(InvalidInput, match="compacted"):
-            ms.event_store(log, "carts")
+            ms.event_store(log, name)
 
 
 def test_an_index_that_is_deleted_while_the_store_is_open_is_reported(tmp_path: Path) -> None:

@@ -58,34 +58,34 @@ def test_new_topics_are_found_and_read_from_their_beginning(broker, prefix, grou
             assert collect(consumer, 1) == [("c", b"third")]
 
 
-def test_a_deleted_topic_is_dropped(log):
-    for name in ("orders.a", "orders.b"):
-        log.create_topic(name)
-    with log.consumer(pattern=r"orders\..*") as consumer:
+def test_a_deleted_topic_is_dropped(broker, prefix):
+    for name in ("a", "b"):
+        broker.create_topic(f"{prefix}.{name}")
+    with broker.consumer(pattern=rf"{prefix}\..*") as consumer:
         consumer.poll()
-        log.delete_topic("orders.a")
-        send(log, "orders.b", "still")
+        broker.delete_topic(f"{prefix}.a")
+        send(broker, f"{prefix}.b", "still")
         assert collect(consumer, 1) == [("b", b"still")]
         deadline = time.monotonic() + 30
-        while consumer.topics != ["orders.b"]:
+        while consumer.topics != [f"{prefix}.b"]:
             assert time.monotonic() < deadline
             consumer.poll(0.1)
-        log.delete_topic("orders.b")
-        log.create_topic("orders.b")
-        send(log, "orders.b", "another")
+        broker.delete_topic(f"{prefix}.b")
+        broker.create_topic(f"{prefix}.b")
+        send(broker, f"{prefix}.b", "another")
         assert collect(consumer, 1) == [("b", b"another")]
 
 
 @pytest.mark.parametrize("group", [None, "readers"])
-def test_there_may_be_no_topic_yet(log, group):
-    with log.consumer(pattern=r"orders\..*", group=group) as consumer:
+def test_there_may_be_no_topic_yet(broker, prefix, group):
+    with broker.consumer(pattern=rf"{prefix}\..*", group=group and f"{prefix}.{group}") as consumer:
         assert consumer.poll(0.1) == []
-        log.create_topic("orders.a")
-        send(log, "orders.a", "first")
+        broker.create_topic(f"{prefix}.a")
+        send(broker, f"{prefix}.a", "first")
         assert collect(consumer, 1) == [("a", b"first")]
 
 
-def test_a_pattern_is_a_regular_expression_instead_of_names(log):
+def test_a_pattern_is_a_regular_expression_instead_of_names(broker):
     for wrong in ({}, {"pattern": "("}, {"pattern": 5}, {"topics": "a", "pattern": "a"}):
         with pytest.raises(InvalidInput):
-            log.consumer(**wrong)
+            broker.consumer(**wrong)

@@ -88,7 +88,7 @@ def check(store: EventStore, diaries: list[Path]) -> int:
     count, accounted = 0, set()
     for diary in diaries:
         lines = [json.loads(line) for line in diary.read_text().splitlines() if line.endswith("}")]
-        for line, answer in zip(lines, [*lines[1:], {}], strict=True):
+        for line, answer in zip(lines, [*lines, {}][1:], strict=True):
             if "begun" not in line:
                 continue
             found = {stream: _placed(recorded[stream], ids) for stream, ids in line["begun"].items()}

@@ -6,7 +6,6 @@ streams is one write. A store is shared by threads; any number of processes may 
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,6 +15,7 @@ from typing import TypeVar
 
 import orjson
 
+from millstream import terminal
 from millstream.errors import ClosedError, InvalidInput, MillstreamError, OffsetLost, WrongVersion
 from millstream.events.aggregate import Aggregate
 from millstream.events.contents import Contents
@@ -35,7 +35,7 @@ from millstream.records import duration
 READ_ROWS = 1000
 RETRIES = 10
 MICROSECOND = timedelta(microseconds=1)
-logger = logging.getLogger(__name__)
+logger = terminal.logger(__name__)
 Kind = TypeVar("Kind", bound=Aggregate)
 Result = TypeVar("Result")
 

@@ -25,7 +25,7 @@ def flushed(producer: Producer) -> bool:
 def test_records_are_held_until_the_broker_is_back(
     kafka: KafkaCluster, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.log.kafka.storing.PATIENCE_SECONDS", 4.0)
+    monkeypatch.setattr("millstream.log.kafka.chunk_sending.PATIENCE_SECONDS", 4.0)
     with connect(f"kafka://{kafka.bootstrap}") as log:
         topic = filled(log, 5)
         with log.producer() as producer, log.consumer(topic, group=new("g")) as consumer:

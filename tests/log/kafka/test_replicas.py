@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import Result
+from typer.testing import CliRunner
 
 from kafka_cluster import BROKER, KafkaCluster, assemble
 from kafka_jars import assemble_archive, find_java
+from millstream.cli.app import app
 from millstream.errors import InvalidInput, InvalidSetting, NotFound
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.log import KafkaLog
@@ -113,6 +117,79 @@ def test_a_move_that_cannot_be_is_refused(
     with pytest.raises(NotFound, match="librdkafka cannot") as raised:
         on_three.move_replicas(topic, elsewhere, factor=1)
     assert '"replicas"' in str(raised.value.next_step)
+
+
+def command(address: str, *arguments: object, stdin: str = "") -> Result:
+    return CliRunner().invoke(app, ["--log", address, *map(str, arguments)], input=stdin)
+
+
+@pytest.mark.more
+def test_the_commands_for_replicas(on_three: KafkaLog, topic: str, tool: Path) -> None:
+    """Goal: what the calls above do can be asked for by commands, and records stay through all of it."""
+
+    def topics(name: str, *given: object) -> Result:
+        return command(on_three.address, "topics", name, topic, *given)
+
+    def replicas() -> dict[int, list[int]]:
+        return replicas_of(on_three.clients, topic)[0]
+
+    def settings() -> tuple[int, int]:
+        """Replicas, and how many must be in sync, as the command reports them."""
+        found = json.loads(topics("describe", "--json").stdout)["settings"]
+        return found["replication_factor"], found["min_insync_replicas"]
+
+    refused = topics("create", "--replication-factor", 4)
+    assert (refused.exit_code, "there are 3" in refused.stderr) == (2, True)
+    refused = topics("create", "--replication-factor", 1, "--min-insync-replicas", 2)
+    assert (refused.exit_code, "no record could be written" in refused.stderr) == (2, True)
+    assert topic not in on_three.topics()
+    made = topics("create", "--partitions", 2, "--replication-factor", 2, "--min-insync-replicas", 1)
+    assert made.exit_code == 0, made.stderr
+    until(lambda: settings() == (2, 1), "a broker knows the topic")
+    assert {len(brokers) for brokers in replicas().values()} == {2}
+    assert command(on_three.address, "produce", topic, stdin="a\nb\nc\n").exit_code == 0
+
+    assert topics("alter", "--set", "min.insync.replicas=2").exit_code == 0
+    until(lambda: settings() == (2, 2), "a broker knows the change", look_s=1.0)
+    assert topics("change", "--min-insync-replicas", 1).exit_code == 0
+    until(lambda: settings() == (2, 1), "a broker knows the change", look_s=1.0)
+    refused = topics("change", "--replication-factor", 1)
+    assert (refused.exit_code, "by moving it" in refused.stderr, "--to" in refused.stderr) == (2, True, True)
+
+    refused = topics("move", "--to", "1,9")
+    assert (refused.exit_code, "no broker 9" in refused.stderr) == (3, True)
+    moved = topics("move", "--to", "3", "--replication-factor", 1)
+    assert (moved.exit_code, "partition 0 is on 3" in moved.stdout + moved.stderr) == (0, True), moved.stderr
+    assert replicas() == {0: [3], 1: [3]}
+    assert command(on_three.address, "produce", topic, stdin="d\n").exit_code == 0
+    moved = topics("move", "--to", "1,2,3", "--replication-factor", 3, "--json")
+    assert json.loads(moved.stdout)["replicas"] == {"0": [1, 2, 3], "1": [2, 3, 1]}
+    assert replicas() == {0: [1, 2, 3], 1: [2, 3, 1]}
+    until(lambda: settings() == (3, 1), "a broker knows the move", look_s=1.0)
+    assert sorted(command(on_three.address, "consume", topic).stdout.split()) == ["a", "b", "c", "d"]
+
+
+@pytest.mark.soak
+def test_a_record_waits_for_as_many_replicas_as_were_asked_for(
+    kafka3: KafkaCluster, on_three: KafkaLog, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: with one of two replicas dead, min.insync.replicas=2 acknowledges nothing, and 1 does."""
+    monkeypatch.setattr("millstream.log.kafka.chunk_sending.PATIENCE_SECONDS", 4.0)
+    create = ("topics", "create", topic, "--replication-factor", 2, "--min-insync-replicas", 2)
+    assert command(on_three.address, *create).exit_code == 0
+    assert command(on_three.address, "produce", topic, stdin="a\n").exit_code == 0
+    ((_, dead),) = replicas_of(on_three.clients, topic)[0].values()
+    kafka3.kill(dead)
+    try:
+        until(lambda: dead not in replicas_of(on_three.clients, topic)[1][0], "the dead broker is out of sync")
+        late = command(on_three.address, "produce", topic, stdin="b\n")
+        assert (late.exit_code, late.stdout) == (5, "")
+        assert command(on_three.address, "topics", "alter", topic, "--set", "min.insync.replicas=1").exit_code == 0
+        until(lambda: command(on_three.address, "produce", topic, stdin="c\n").exit_code == 0, "it is stored")
+    finally:
+        kafka3.restart(dead)
+        kafka3.wait_in_sync()
+    assert {"a", "c"} <= set(command(on_three.address, "consume", topic).stdout.split())
 
 
 def test_the_plan_spreads_leaders_and_replicas() -> None:

@@ -92,8 +92,9 @@ def show(title: str, database: Path, name: str) -> None:
     Console().print(table)
 
 
-def main(broker: str) -> None:
-    database = Path(broker, "projections.db")
+def main(folder: str, address: str | None = None) -> None:
+    """The events are in a log in the folder, or at an address; the projections are in the folder."""
+    broker, database = address or folder, Path(folder, "projections.db")
     with ms.event_store(broker, "carts") as store:
         then = shop(store)
         sold(broker, database).run(until="caught up")

@@ -446,8 +446,9 @@ def test_lines_of_the_dashboard_are_requests(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.more
-def test_what_was_put_back_is_still_known(run: Run) -> None:
-    module, printed = run("shopping_cart")
+@pytest.mark.parametrize("broker", ["embedded", "kafka"])
+def test_what_was_put_back_is_still_known(run: Run, broker: str, request: pytest.FixtureRequest) -> None:
+    module, printed = run("shopping_cart", *on(broker, request))
     steps = [step for visit in module.VISITS.values() for step in visit]
     added, back = (Counter(item for step, item in steps if step == name) for name in ("add", "put_back"))
     expected = [(item, str(added[item] - back[item])) for item in sorted(added)]
@@ -457,7 +458,15 @@ def test_what_was_put_back_is_still_known(run: Run) -> None:
     assert "after his first step: honey\n" in printed
 
 
-def test_every_seat_is_reserved_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    load("seats").main(str(tmp_path))
+def on(broker: str, request: pytest.FixtureRequest) -> list[str]:
+    """The address of a broker, if it is not the folder of the test."""
+    return [f"kafka://{request.getfixturevalue('kafka').bootstrap}"] if broker == "kafka" else []
+
+
+@pytest.mark.parametrize("broker", ["embedded", pytest.param("kafka", marks=pytest.mark.more)])
+def test_every_seat_is_reserved_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], broker: str, request: pytest.FixtureRequest
+) -> None:
+    load("seats").main(*(on(broker, request) or [str(tmp_path)]))
     lines = capsys.readouterr().out.splitlines()
     assert lines[1:] == ["20 reservations of 20 seats", "20 customers have a seat, 20 have none"]

@@ -188,6 +188,21 @@ def test_a_subscription_follows_the_store(open_store: Open) -> None:
     assert seen == ["E1", "E2", "E3", "E4"]
 
 
+def test_a_subscription_begins_at_any_point(store: EventStore) -> None:
+    for number in range(3):
+        store.append("s", ms.Event(f"E{number}"))
+        time.sleep(0.002)  # Kafka keeps milliseconds
+    events = list(store.read("s"))
+    for start, first in (("earliest", 0), (events[1].position, 1), (events[2].at, 2), ("latest", None)):
+        before = [event.type for event in store.read("s")]
+        with store.subscribe(start) as subscription:
+            found = [event.type for event in subscription.poll(0.1)]
+            store.append("s", ms.Event(f"after {start}"))
+            while f"after {start}" not in found:
+                found += [event.type for event in subscription.poll(1)]
+        assert found == [*([] if first is None else before[first:]), f"after {start}"]
+
+
 def test_a_subscription_of_a_group_continues_where_the_last_one_stopped(store: EventStore) -> None:
     store.append("s", [ms.Event("E0"), ms.Event("E1"), ms.Event("E2")])
     with store.subscribe(group="mail") as first:

@@ -67,6 +67,7 @@ def test_a_failing_job_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_text("failed", exact=True).wait_for()
     page.get_by_role("alert").filter(has_text="it failed").wait_for()
     picture(page, "job")
+    assert violations(page) == []
     page.get_by_role("link", name="Runs").click()
     page.get_by_role("row", name=re.compile("start")).wait_for()
     page.get_by_role("link", name="Errors").click()
@@ -82,6 +83,8 @@ def test_a_failing_job_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("button", name="Stop").click()
     page.get_by_role("button", name="Log out").click()
     page.get_by_label("Token of the supervisor").wait_for()
+    picture(page, "login")
+    assert violations(page) == []
 
 
 @pytest.mark.more
@@ -103,6 +106,7 @@ def test_savepoints_upgrades_state_and_alerts_in_the_browser(console: Console, p
     page.get_by_role("row", name="friday").get_by_role("button", name="Restore").click()
     page.get_by_text("Restored friday; the state before is in").wait_for()
     picture(page, "savepoints")
+    assert violations(page) == []
     friday = page.get_by_role("rowheader", name="friday", exact=True)
     page.get_by_role("row").filter(has=friday).get_by_role("button", name="Remove").click()
     friday.wait_for(state="detached")
@@ -115,6 +119,7 @@ def test_savepoints_upgrades_state_and_alerts_in_the_browser(console: Console, p
     page.get_by_role("button", name="Go back").click()
     page.get_by_role("row", name=re.compile("went back.*other.py")).wait_for()
     picture(page, "upgrades")
+    assert violations(page) == []
     page.get_by_role("link", name="State").click()
     page.get_by_text("No step of the flow keeps state.").wait_for()
     page.get_by_role("link", name="Alerts").click()
@@ -128,6 +133,7 @@ def test_a_thousand_jobs_in_the_browser(console: Console, page: Page) -> None:
             submit(console, f"job-{number:04}")
     page.get_by_text("1,000 of 1,000 jobs").wait_for()
     picture(page, "jobs")
+    assert violations(page) == []
     page.get_by_label("Search").fill("job-0999")
     page.get_by_text("1 of 1,000 jobs").wait_for()
     assert page.get_by_role("link", name="job-").count() == 1

@@ -13,6 +13,7 @@ from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Observed
 from provenance.recorded import Batch, at, record
 
+from .axe import violations
 from .conftest import Console
 from .flows import HTML, planned_in
 from .pictures import picture
@@ -95,6 +96,7 @@ def test_letters_in_the_browser(console: Console, page: Page) -> None:
     page.get_by_role("button", name="Rehearse").click()
     page.get_by_text("1 of 2 would be taken").wait_for()
     picture(page, "dead-letters")
+    assert violations(page) == []
     page.get_by_role("row", name="0/0").get_by_role("button", name="Send again").click()
     page.get_by_text("sent 1 again").wait_for()
     page.get_by_role("button", name="Send all 1 again").click()

@@ -20,6 +20,7 @@ from millstream.supervision.store import Observed
 from provenance.recorded import Batch, at, record
 from waiting import until
 
+from .axe import violations
 from .conftest import Console
 from .flows import planned_in
 from .pictures import picture
@@ -187,8 +188,10 @@ def test_masked_values_in_the_browser(console: Console, page: Page, monkeypatch:
         page.get_by_text(text).first.wait_for()
         assert not [each for each in PLANTED if each in page.content()], address
     picture(page, "masked-plane")
+    assert violations(page) == []
     page.goto(f"{console.url}/console/#/topics/customers")
     page.get_by_role("button", name="0/0").click()
     page.get_by_role("region", name="Record", exact=True).get_by_text(SIGN).first.wait_for()
     picture(page, "masked-topic")
+    assert violations(page) == []
     assert not [each for each in PLANTED if each in page.content()]

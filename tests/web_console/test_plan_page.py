@@ -132,3 +132,4 @@ def test_the_plan_is_drawn(console: Console, page: Page) -> None:
     assert left["x"] + left["width"] < right["x"], "side by side"
     assert page.get_by_role("region", name="Physical").get_by_role("button").count() == 4
     picture(page, "plan")
+    assert violations(page) == []

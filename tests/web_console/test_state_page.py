@@ -80,6 +80,7 @@ def test_the_state_before_and_after_a_batch_and_a_rehearsal(console: Console, pa
     page.goto(f"{console.url}/console/#/jobs/totals/plan")
     page.get_by_text("key groups in").first.wait_for()
     picture(page, "plan-state")
+    assert violations(page) == []
     page.get_by_role("link", name="Upgrades").click()
     page.get_by_label("File of the new flow").fill(str(console.log.parent / "changed.py"))
     page.get_by_role("button", name="Rehearse").click()

@@ -154,6 +154,7 @@ def explained(page: Page) -> None:
     why.get_by_role("row", name="scores 0 5 3 new").wait_for()
     why.get_by_role("row", name="total 11 27").wait_for()
     picture(page, "why-pane")
+    assert violations(page) == []
     with page.expect_download() as saved:
         why.get_by_role("button", name="Make a test of it").click()
     written = saved.value.path().read_text()
@@ -203,6 +204,7 @@ def test_the_plane_is_drawn(console: Console, page: Page) -> None:
     page.get_by_text("Keys: red").click()
     page.get_by_role("cell", name="27").wait_for()
     picture(page, "time-plane")
+    assert violations(page) == []
     click_pane(page)
     explained(page)
     several_keys(page)

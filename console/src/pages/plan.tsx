@@ -82,11 +82,11 @@ export function PlanPage({ name, processes }: { name: string; processes: Process
     <>
       {newest && <Phases of={newest} />}
       <Processes of={processes} />
+      <Legend slowest={slowestOf(steps)} />
       <div class="graphs">
         <Graph title="Logical: as it was written" steps={answer.logical} {...given} />
         <Graph title={`Physical: as Spark runs it, ${answer.key_groups} key groups`} steps={answer.physical} {...given} />
       </div>
-      <Legend slowest={slowestOf(steps)} />
       {step && (
         <section class="card" aria-live="polite">
           <h2>{step.name}</h2>
@@ -295,7 +295,7 @@ function Graph({ title, steps, samples, sent, isChosen, choose, processes }: Gra
                   {cut(step.does, 31)}
                 </text>
                 {lines(step, sample, processes).map((each, number) => (
-                  <text key={number} class={number === 0 ? "numbers" : ""} x="12" y={58 + LINE * number}>
+                  <text key={number} x="12" y={58 + LINE * number}>
                     {cut(each, 33)}
                   </text>
                 ))}

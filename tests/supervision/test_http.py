@@ -239,3 +239,15 @@ def test_savepoints_are_taken_and_restored(jobs: Jobs, supervisor: Supervisor) -
     assert [each["action"] for each in jobs.audit()] == ["remove savepoint", "restore", "savepoint"]
     with pytest.raises(NotFound, match="no job 'jop'"):
         jobs.state("jop", "step", {"user": "a"})
+
+
+def test_the_executors_of_a_job_on_a_cluster_are_shown(jobs: Jobs, supervisor: Supervisor) -> None:
+    folder = supervisor.jobs / "a"
+    folder.mkdir(parents=True)
+    executor = {"id": "0", "host": "worker-1", "port": 1, "since": 1.0, "cores": 2, "tasks": 1, "task_s": 3.5}
+    executor |= {"jvm_memory_bytes": 400_000_000, "python_memory_bytes": None}
+    (folder / "executors.json").write_text(json.dumps([executor]))
+    supervisor.store.add(JobSpecification("a", "/nowhere/flow.py", "a"), "ann", Observed.RUNNING, None)
+    assert jobs.show("a")["executors"] == [executor]
+    supervisor.store.update("a", observed=Observed.STOPPED)
+    assert jobs.show("a")["executors"] == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -66,7 +67,8 @@ def seen(supervisor: Supervisor, name: str, state: Observed) -> Any:
 def test_a_job_is_started_stopped_and_started_again(supervisor: Supervisor, tmp_path: Path) -> None:
     submit(supervisor, file(tmp_path, "a", SLEEPS))
     seen(supervisor, "a", Observed.RUNNING)
-    assert [each["kind"] for each in supervisor.drivers.processes("a", 1)] == ["driver"]
+    (driver,) = supervisor.drivers.processes("a", 1)
+    assert (driver["kind"], driver["host"]) == ("driver", socket.gethostname())
     supervisor.stop("a", USER)
     job = seen(supervisor, "a", Observed.STOPPED)
     assert (job.desired, job.failures, job.reason) == (Desired.STOPPED, 0, None)

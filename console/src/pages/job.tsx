@@ -23,9 +23,20 @@ interface Run {
 export interface Process {
   pid: number;
   kind: string;
+  host: string;
   since: number;
   cpu_s: number;
   memory_bytes: number;
+}
+
+interface Executor {
+  id: string;
+  host: string;
+  since: number;
+  cores: number;
+  task_s: number;
+  jvm_memory_bytes: number | null;
+  python_memory_bytes: number | null;
 }
 
 interface JobDetails extends JobRow {
@@ -36,6 +47,7 @@ interface JobDetails extends JobRow {
   options: string[];
   restart: string;
   processes: Process[];
+  executors: Executor[];
   last_runs: Run[];
 }
 
@@ -133,17 +145,36 @@ function Overview({ job }: { job: JobDetails }) {
       {job.processes.length === 0 ? (
         <p class="faint">None: the job does not run.</p>
       ) : (
-        <Sheet label="Processes" head={["Process", "PID", "Since", "CPU", "Memory"]}>
+        <Sheet label="Processes" head={["Process", "PID", "Host", "Since", "CPU", "Memory"]}>
           {job.processes.map((each) => (
             <tr key={each.pid}>
               <th scope="row">{each.kind}</th>
               <td class="number">{each.pid}</td>
+              <td>{each.host}</td>
               <td>{moment(each.since)}</td>
               <td class="number">{span(each.cpu_s)}</td>
               <td class="number">{bytes(each.memory_bytes)}</td>
             </tr>
           ))}
         </Sheet>
+      )}
+      {job.executors.length > 0 && (
+        <>
+          <h2>Executors</h2>
+          <Sheet label="Executors" head={["Executor", "Host", "Since", "Cores", "Time in tasks", "JVM memory, most", "Python memory, most"]}>
+            {job.executors.map((each) => (
+              <tr key={each.id}>
+                <th scope="row">{each.id}</th>
+                <td>{each.host}</td>
+                <td>{moment(each.since)}</td>
+                <td class="number">{count(each.cores)}</td>
+                <td class="number">{span(each.task_s)}</td>
+                <td class="number">{each.jvm_memory_bytes === null ? "–" : bytes(each.jvm_memory_bytes)}</td>
+                <td class="number">{each.python_memory_bytes === null ? "–" : bytes(each.python_memory_bytes)}</td>
+              </tr>
+            ))}
+          </Sheet>
+        </>
       )}
       <h2>Settings</h2>
       <Facts

@@ -113,7 +113,14 @@ def show(session: Session, name: JobName) -> None:
     for each in job["processes"]:
         memory = f"{each['memory_bytes'] / 1e6:,.0f} MB"
         details[f"{each['kind']} {each['pid']}"] = (
-            f"since {time_text(each['since'])}, {each['cpu_s']:g} s of CPU, {memory}"
+            f"on {each['host']} since {time_text(each['since'])}, {each['cpu_s']:g} s of CPU, {memory}"
+        )
+    for each in job["executors"]:
+        used = [("JVM", each["jvm_memory_bytes"]), ("Python", each["python_memory_bytes"])]
+        memory = "".join(f", {name} up to {size / 1e6:,.0f} MB" for name, size in used if size)
+        details[f"executor {each['id']}"] = (
+            f"on {each['host']} since {time_text(each['since'])}, {each['cores']} cores, "
+            f"{each['task_s']:g} s of tasks{memory}"
         )
     show_details(session, details, document=job)
 

@@ -10,11 +10,13 @@ from pathlib import Path
 
 from millstream import terminal
 from millstream.errors import MillstreamError
+from millstream.jobs.executors import ExecutorsFile
 from millstream.jobs.job_metrics import JobMetrics
 from millstream.jobs.job_progress import Progress, ProgressFile
 from millstream.jobs.topic_lag import TopicLag
 from millstream.metrics.history import History
 from millstream.spark.query.physical_plan import PhysicalPlan
+from millstream.spark.session.start import running
 
 SAMPLE_S = 1.0
 CLOSE_S = 10.0
@@ -39,6 +41,7 @@ class Sampler:
         self._progress = progress
         self._lag = lag
         self._file = ProgressFile(folder)
+        self._executors = ExecutorsFile(folder, running)
         self._folder = folder
         self._keeps = keeps
         self._history: History | None = None
@@ -115,6 +118,7 @@ class Sampler:
         while not self._ends.wait(SAMPLE_S):
             try:
                 self.sample()
+                self._executors.update()
             except Exception:  # of a source, say: the next sample may succeed
                 if not has_failed:
                     logger.exception("the metrics of '%s' cannot be sampled", self._job)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import platform
 import shutil
 import signal
 import subprocess
@@ -258,6 +259,7 @@ class Drivers:
                         {
                             "pid": each.pid,
                             "kind": _kind(each, process),
+                            "host": platform.node(),
                             "since": each.create_time(),
                             "cpu_s": round(times.user + times.system, 2),
                             "memory_bytes": memory.rss,

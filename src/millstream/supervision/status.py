@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.jobs.app_flows import read_flows
+from millstream.jobs.executors import read_executors
 from millstream.jobs.job_progress import read_progress
 from millstream.metrics.history import read_metrics
 from millstream.metrics.samples import Metrics, as_document
@@ -29,18 +30,22 @@ class Status:
         return [mask.document({**described(job), **self._progress(job)}, ()) for job in self._supervisor.store.jobs()]
 
     def shown(self, name: str) -> dict[str, Any]:
-        """One job, with its newest runs, its processes, and the flows of an app."""
+        """One job, with its newest runs, its processes and executors, and the flows of an app."""
         job = self._supervisor.store.job(name)
         runs = self._supervisor.store.runs(name, RUNS_SHOWN)
         found = {
             **described(job),
             **self._progress(job),
             "processes": self._supervisor.drivers.processes(name, job.runs),
+            "executors": self._executors(job),
             "last_runs": [asdict(run) for run in runs],
             "flows": read_flows(self._supervisor.folder_of(job)),
         }
         shown: dict[str, Any] = self._supervisor.masking.now().document(found, ())
         return shown
+
+    def _executors(self, job: JobRecord) -> list[dict[str, Any]]:
+        return read_executors(self._supervisor.folder_of(job)) if job.observed is Observed.RUNNING else []
 
     def folder_of(self, name: str) -> Path:
         return self._supervisor.folder_of(self._supervisor.store.job(name))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import millstream as ms
 from jobs.support import read, row
 from millstream.calling import Client, Rows
 from millstream.errors import NotFound
+from millstream.jobs.executors import read_executors
 from millstream.log import EmbeddedLog
-from spark_cluster import SparkCluster
+from spark_cluster import HOST, START_S_MAX, SparkCluster
 from waiting import until
 
 from .on_cluster import SCHEMA, ClusterJob, bare_python
@@ -67,8 +69,17 @@ def asked(client: Client, job: ClusterJob, number: int) -> Rows | None:
 def test_questions_are_answered_while_a_worker_is_lost(
     cluster: SparkCluster, job: ClusterJob, log: EmbeddedLog
 ) -> None:
+    began = time.time() - START_S_MAX
     with ms.client("clustered", broker=log) as client:
         until(lambda: asked(client, job, 5) == [{"user": "user 5", "total": 5}], "the first answer", 1.0)
+        until(
+            lambda: [each for each in read_executors(job.folder) if each["python_memory_bytes"]], "memory is reported"
+        )
+        executors = read_executors(job.folder)
+        assert {each["host"] for each in executors} == {HOST}
+        assert all(began < each["since"] < time.time() and each["cores"] > 0 for each in executors)
+        assert max(each["jvm_memory_bytes"] or 0 for each in executors) > 1_000_000
+        assert sum(each["task_s"] for each in executors) > 0
         calls = []
         for kill in (False, True, False):
             calls += [client.submit("total", PATIENCE, user=f"user {number % USERS}") for number in range(CALLS)]

@@ -203,6 +203,8 @@ def created(
     chosen |= _python(local)
     if local:
         chosen |= _sockets(folder)
+    else:  # the memory of an executor's Python processes is listed with the job
+        chosen["spark.executor.processTreeMetrics.enabled"] = "true"
     chosen |= settings
     if local:
         chosen |= _local_dirs(chosen)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import product
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from millstream.search.index import QueryIndex
 from properties import examples
 
 WORDS = ["spark", "sparks", "stream", "streaming", "used", "book", "books", "cart", "cat", "zürich", "x9"]
+WORDS += ["livre", "livres"]
 TEXT = ("title", "body", "writer.about")
 SEARCHED = Searched(
     Schema.of(
@@ -89,12 +91,17 @@ def words(draw: Any) -> Asked:
     return Asked(f"{field}:{written}", term(field, word))
 
 
+PLACED = ["spark", "used", "book", "cat"]
+
+
 @st.composite
 def phrases(draw: Any) -> Asked:
     field = draw(st.sampled_from(TEXT))
     slop = draw(st.integers(0, 3))
-    # Of repeated words, Tantivy counts one place for both when there is slop; Lucene does not.
-    chosen = draw(st.lists(st.sampled_from(["spark", "used", "book", "cat"]), min_size=2, max_size=3, unique=slop > 0))
+    # With slop, Tantivy counts one place for both of repeated words, and compares three words only in pairs; Lucene
+    # does not.
+    count = draw(st.integers(2, 2 if slop else 3))
+    chosen = draw(st.lists(st.sampled_from(PLACED), min_size=count, max_size=count, unique=slop > 0))
     text = f'{field}:"{" ".join(chosen)}"' + (f"~{slop}" if slop else "")
     return Asked(text, Q.phrase_query(TANTIVY, FLAT.get(field, field), [stemmed(field, each) for each in chosen], slop))
 
@@ -234,6 +241,18 @@ def test_the_same_documents_match_as_in_tantivy(row: dict[str, Any], asked: list
     for place, (each, score) in enumerate(zip(asked, scores(row, asked), strict=True)):
         assert conditions[place].matches(document) == (score is not None), each.text
         assert score is None or place in offered, each.text
+
+
+@given(st.lists(st.sampled_from(PLACED), max_size=8), st.permutations(PLACED), st.integers(0, 6))
+@examples(200)
+def test_the_words_of_a_phrase_are_moved_as_in_lucene(title: list[str], order: list[str], slop: int) -> None:
+    """Method: Lucene's rule, tried on all places: how far each word is from its place in the phrase, at most `slop`."""
+    phrase = order[:3]
+    places = [[place - at for place, word in enumerate(title) if word == each] for at, each in enumerate(phrase)]
+    expected = any(max(moved) - min(moved) <= slop for moved in product(*places))
+    (document,) = documents([{"title": " ".join(title)}], [field_of(SEARCHED, "title")])
+    condition = condition_of(f'title:"{" ".join(phrase)}"~{slop}', SEARCHED)
+    assert condition.matches(document) == expected
 
 
 @given(rows, st.lists(st.one_of(words(), st.tuples(words(), words(), words()).map(signed)), min_size=1, max_size=20))

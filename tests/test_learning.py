@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, MillstreamError
 from millstream.testing import Add, Watermark, play
 from times import t
 
@@ -59,7 +59,7 @@ def daily(days: int, odd_at: int = -1) -> list[dict[str, Any]]:
     return [{"machine": "a", "x": load - 12 * (n == odd_at), "y": float(n), "at": t(n)} for n, load in enumerate(loads)]
 
 
-@pytest.mark.parametrize("on", ["reference", "local"])
+@pytest.mark.parametrize("on", RUNNERS)
 def test_a_value_that_is_odd_for_its_time_of_day_is_an_anomaly(on: str) -> None:
     given = daily(20, odd_at=124)  # at its peak, the load is what it is at night
     found = learned([Add(given), Watermark(None)], ms.seasonal("x", period=8, threshold=6), on)
@@ -78,9 +78,18 @@ def test_the_season_is_that_of_the_formulas() -> None:
     assert (last["expected"], last["spread"], last["z"]) == (6.5, 2.0, -0.25)
 
 
-def test_order_of_arrival_and_bundles_make_no_difference() -> None:
-    given = rows(60)
-    model = ms.ewma("x", warm_up=2)
+@pytest.mark.parametrize(
+    "model",
+    [
+        ms.ewma("x", warm_up=2),
+        ms.zscore("x", rows=5, warm_up=2),
+        ms.seasonal("x", period=3),
+        ms.kmeans(2, ["x", "y"], decay=0.9, seed=4),
+    ],
+    ids=["ewma", "zscore", "seasonal", "kmeans"],
+)
+def test_order_of_arrival_and_bundles_make_no_difference(model: Any) -> None:
+    given = rows(160)
     expected = learned([Add(given), Watermark(None)], model)
     shuffled = random.Random(3).sample(given, len(given))
     assert learned([Add(shuffled[:13]), Add(shuffled[13:]), Watermark(None)], model) == expected
@@ -149,6 +158,12 @@ def test_each_row_has_its_cluster_and_distance(on: str) -> None:
     assert all(row["distance"] < 1 for row in chosen)
 
 
+def test_rows_that_may_be_retracted_are_not_learned_from() -> None:
+    table = ms.Flow("wrong").read("rows", SCHEMA, event_time="at").to_table(key="machine")
+    with pytest.raises(MillstreamError, match="learn needs rows that are never retracted"):
+        table.key_by("machine").learn(ms.ewma("x"))
+
+
 def test_wrong_models_are_refused_where_they_are_written() -> None:
     for wrong in (
         lambda: ms.ewma("x", alpha=2),
@@ -208,6 +223,17 @@ def test_a_model_scores_rows(kind: str, on: str) -> None:
         on=on,
     )
     assert [row["score"] for row in out[0]] == pytest.approx([2 * row["x"] + row["y"] for row in rows(5)], rel=1e-5)
+
+
+@pytest.mark.parametrize("on", RUNNERS)
+def test_the_score_of_a_row_that_is_taken_back_is_taken_back(on: str) -> None:
+    def build(given: Any) -> Any:
+        latest = given.to_table(key="machine").predict(twice, ["x", "y"], into="score")
+        return latest.group_by().agg(total=ms.sum("score")).changes()
+
+    steps = [Add([{"machine": name, "x": x, "y": 0.0, "at": t(1)}]) for name, x in (("a", 1.0), ("b", 2.0), ("a", 5.0))]
+    out = play(build, steps, schema=SCHEMA, event_time="at", on=on)
+    assert [[row["total"] for row in step if row["weight"] > 0] for step in out] == [[2.0], [6.0], [14.0]]
 
 
 def test_rows_that_a_model_fails_on_are_dead_letters() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, InvalidPlan
 from millstream.log import EmbeddedLog
 from millstream.plan.live_models import Models
 from millstream.plan.stream import Stream
@@ -134,3 +134,7 @@ def test_a_flow_reads_models_from_its_own_log(tmp_path: Path) -> None:
         totals = rows.group_by("n").agg(x=ms.sum("x"))
         with pytest.raises(InvalidInput, match="needs a stream"):
             totals.predict(stored, "x")
+        timed = ms.Flow("sums", log=tmp_path / "one").read("rows", "x double, at timestamp", event_time="at")
+        often = timed.key_by().window(ms.fixed("1 minute")).trigger(ms.each()).retracting().agg(x=ms.sum("x"))
+        with pytest.raises(InvalidPlan, match="may be retracted, and the model may have changed by then"):
+            often.predict(stored, "x")

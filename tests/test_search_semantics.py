@@ -164,6 +164,37 @@ def test_score_fragments_and_owner_are_columns() -> None:
 
 
 @pytest.mark.on_spark("more")
+def test_text_inside_of_structs_and_lists_has_its_own_analyser() -> None:
+    def build(documents: Any, queries: Any) -> Any:
+        text = {"author.about": "german", "parts.heading": "english"}
+        stored = queries.to_table(key="id")
+        made = documents.match_queries(stored, ["title", *text], analysers=text, highlight=True)
+        return made.select("query", found="transform(fragments, each -> each.fragment)")
+
+    row = {
+        "title": "Houses",
+        "author": {"name": "Ann Lee", "about": "Sie baut Häuser"},
+        "parts": [{"heading": "First steps", "pages": 3}, {"heading": "On walls", "pages": 40}],
+        "at": t(1),
+    }
+    queries = ["author.about:hauses", "parts.heading:wall^2", "title:house"]
+    queries += ['author.name:"Ann Lee"', "parts.pages:{3 TO 50}", "author.name:Ann"]
+    puts = [put(0, f"q{number}", text) for number, text in enumerate(queries)]
+    steps = [*puts, Add([row], to="documents"), Watermark(None)]
+    schemas = SCHEMAS | {
+        "documents": "title string, author struct<name: string, about: string>, "
+        "parts array<struct<heading: string, pages: int>>, at timestamp"
+    }
+    out = play(build, steps, schema=schemas, event_time=TIMES)
+    assert sorted((row["query"], row["found"]) for row in out[-1]) == [
+        ("q0", ["Sie baut <em>Häuser</em>"]),
+        ("q1", ["On <em>walls</em>"]),
+        ("q3", []),
+        ("q4", []),
+    ]
+
+
+@pytest.mark.on_spark("more")
 def test_a_wrong_query_is_a_dead_letter_and_the_others_go_on() -> None:
     def build(documents: Any, queries: Any) -> Any:
         made = documents.match_queries(queries.to_table(key="id"), text="title")

@@ -11,9 +11,9 @@ import millstream as ms
 from millstream.operators import stored_queries
 from millstream.operators.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
-from millstream.operators.stateful import INPUTS, SENT, held_for
+from millstream.operators.stateful import INPUTS, NOTE, NOTES, SENT, held_for
 from millstream.operators.stored_queries import MatchQueriesStep
-from millstream.plan.bundles import BEGINNING
+from millstream.plan.bundles import BEGINNING, micros
 from millstream.plan.search.node import MatchQueries
 from millstream.state.tables import Tables
 from millstream.testing import Add, Watermark, play
@@ -60,15 +60,16 @@ class Group:
         changes, sent = step.step(held_for(step, self._tables, fed, clock), fed, clock)
         self._tables.become(self._tables.changed(changes, step.marks(clock)).tables)
         self._watermark = watermark
+        self.notes = sent[NOTES][NOTE].to_list()
         found: list[str] = sent[SENT]["query"].to_list()
         return found
 
 
-def node() -> MatchQueries:
+def node(**options: Any) -> MatchQueries:
     flow = ms.Flow("groups")
     documents = flow.read("documents", SCHEMAS["documents"], event_time="at")
     queries = flow.read("queries", SCHEMAS["queries"], event_time="at")
-    made = documents.match_queries(queries.to_table(key="id"), text="title").node
+    made = documents.match_queries(queries.to_table(key="id"), text="title", **options).node
     assert isinstance(made, MatchQueries)
     return made
 
@@ -86,6 +87,19 @@ def titled(title: str, time: int) -> pl.DataFrame:
     frame = pl.DataFrame({"title": [title], TIME: [time]})
     at = pl.col(TIME).cast(pl.Datetime("us", "UTC")).alias("at")
     return frame.with_columns(at, pl.lit(1, pl.Int32).alias(WEIGHT))
+
+
+def test_a_query_of_the_past_is_reported_by_a_step_that_has_none() -> None:
+    nothing, since = titled("", 0).clear(), pl.lit(t(0)).dt.cast_time_unit("us")
+    put = changes(("a", "x", micros(t(5)), 1)).with_columns(since.alias("since"))
+    one = Group(MatchQueriesStep(node()))
+    one.run(put, nothing, micros(t(1)))
+    assert ["the query 'a' was put with since=" in note for note in one.notes] == [True]
+    one.run(put.clear(), nothing, micros(t(9)))
+    assert one.notes == []
+    other = Group(MatchQueriesStep(node(history="1 hour")))
+    other.run(put, nothing, micros(t(1)))
+    assert other.notes == []
 
 
 def test_key_groups_of_a_process_share_an_index_and_a_repeated_batch_finds_its_own() -> None:

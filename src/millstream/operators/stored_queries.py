@@ -190,7 +190,7 @@ class MatchQueriesStep(PlainStep):
             for place, (document, time) in enumerate(zip(read.documents, read.times, strict=True))
             for stored in index.matches(document, time)
         ]
-        sent, notes = [read.sent(matches)], read.notes
+        sent, notes = [read.sent(matches)], [*self._without_past(change), *read.notes]
         looking = [
             Looking(Stored(each, condition(each, self.node.searched)), start)
             for each, start in self._looking_back(change, clock)
@@ -260,6 +260,19 @@ class MatchQueriesStep(PlainStep):
             takes_effect = is_new or version.start > clock.watermark_before
             if start is not None and takes_effect and version.start <= clock.watermark:
                 yield version, start
+
+    def _without_past(self, change: Changed) -> Iterator[str]:
+        """Says of new queries that look back that the step has nothing to look at."""
+        if self.node.history_us:
+            return
+        known = {(each.content, each.start) for each in change.known}
+        for version in change.versions:
+            name, *_, since = version.content
+            if since is not None and since < version.start and (version.content, version.start) not in known:
+                yield (
+                    f"{self.node.name}: the query '{name}' was put with since=…, but finds nothing of the past: "
+                    "the step has no documents of it without match_queries(…, history='log')"
+                )
 
     def _before(self, held: Frames, touched: pl.DataFrame) -> Iterator[pl.DataFrame]:
         """All documents that can be found now, in pieces."""

@@ -311,6 +311,16 @@ def check_calls(
     return limit
 
 
+def check_never_retracted(verb: str, node: Node) -> None:
+    if node.is_changing:
+        raise refusal(
+            f"{verb} needs rows that are never retracted, but those of '{node.name}' may be",
+            "use .changes() for the changes of a table as a stream"
+            if node.is_table
+            else "use .discarding() or .accumulating() in the aggregation before, or aggregate the changes first",
+        )
+
+
 def check_process(
     node: Node, function: object, schema: SchemaLike | None, on_timer: object, event_time: str | None
 ) -> Schema:
@@ -318,13 +328,7 @@ def check_process(
     check_function("process", function, ("row", "key"), "write def function(row, key): …")
     if on_timer is not None:
         check_function("on_timer", on_timer, ("tag", "time", "key"), "write def on_timer(tag, time, key): …")
-    if node.is_changing:
-        raise refusal(
-            f"process needs rows that are never retracted, but those of '{node.name}' may be",
-            "use .changes() for the changes of a table as a stream"
-            if node.is_table
-            else "use .discarding() or .accumulating() in the aggregation before, or aggregate the changes first",
-        )
+    check_never_retracted("process", node)
     if schema is None:
         raise refusal("process needs the schema of its function's results", "for example schema='device string, n int'")
     columns = schema_of(schema)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from millstream.errors import InvalidInput
 from millstream.expressions.lowered import type_name
-from millstream.plan.checks import refusal, without_event_time
+from millstream.plan.checks import check_never_retracted, refusal, without_event_time
 from millstream.plan.process import Key
 from millstream.user_lines import users_line, what_exists
 
@@ -353,6 +353,7 @@ def learned(keyed: Keyed, model: object, name: str | None) -> Stream:
             f"learn takes a model, not {model!r}", "learn(ms.ewma('temperature')), ms.zscore, ms.seasonal or ms.kmeans"
         )
     stream = keyed.stream
+    check_never_retracted("learn", stream.node)
     for column in model.inputs:
         if column not in stream.schema.names:
             raise refusal(f"there is no column '{column}'", what_exists(column, stream.schema.names))

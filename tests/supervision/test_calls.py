@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import ExitStack, closing
+from http.client import HTTPConnection
 
 import pytest
 
@@ -29,6 +31,7 @@ from .test_http import TOKEN, asked, served, supervisor
 
 __all__ = ["supervisor"]
 PATIENCE = "5 minutes"
+BEARER = f"Bearer {TOKEN}"
 
 
 @pytest.fixture
@@ -74,6 +77,23 @@ def test_a_question_is_answered_over_http(port: int, jobs: Jobs, log: EmbeddedLo
         assert asked(port, "POST", f"/v1/jobs/sums/ask/tenth?timeout_s={wrong}", '{"n": 1}')[0] == 400
 
 
+@pytest.mark.more
+def test_a_thousand_requests_over_http_are_in_flight(port: int, log: EmbeddedLog, calls: Calls) -> None:
+    """Method: all are sent before anybody answers."""
+    flow, _ = tenths()
+    prepare_topics(flow.asks.values(), log)
+    with ExitStack() as opened:
+        callers = []
+        for n in range(1, 1_001):
+            caller = opened.enter_context(closing(HTTPConnection("127.0.0.1", port)))
+            caller.request("POST", "/v1/jobs/sums/ask/tenth?timeout_s=300", f'{{"n": {n}}}', {"Authorization": BEARER})
+            callers.append(caller)
+        until(lambda: calls.in_flight == 1_000, "all requests")
+        with answering(log):
+            found = [json.loads(caller.getresponse().read()) for caller in callers]
+    assert found == [{"rows": [{"tenth": 10 / n}]} for n in range(1, 1_001)]
+
+
 def test_a_caller_over_http_gets_an_error_in_time_and_may_leave(
     port: int, jobs: Jobs, log: EmbeddedLog, calls: Calls
 ) -> None:
@@ -83,7 +103,7 @@ def test_a_caller_over_http_gets_an_error_in_time_and_may_leave(
         jobs.call("sums", "tenth", "100 milliseconds", n=1)
     head = "POST /v1/jobs/sums/ask/tenth?timeout_s=300 HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 8\r\n"
     with socket.create_connection(("127.0.0.1", port)) as leaving:
-        leaving.sendall(f'{head}Authorization: Bearer {TOKEN}\r\n\r\n{{"n": 1}}'.encode())
+        leaving.sendall(f'{head}Authorization: {BEARER}\r\n\r\n{{"n": 1}}'.encode())
         until(lambda: calls.in_flight == 1, "the request")
     until(lambda: calls.in_flight == 0, "the end of the request")
 

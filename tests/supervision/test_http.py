@@ -20,6 +20,7 @@ from millstream.jobs.app_flows import AppFlows
 from millstream.metrics.history import History
 from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSample
 from millstream.serving.access import Access, ListenAddress
+from millstream.serving.connection import WaitingConnection
 from millstream.serving.http import server
 from millstream.supervision.client import Jobs
 from millstream.supervision.http import MoreRoute, app
@@ -50,7 +51,7 @@ def served(supervisor: Supervisor, more: Sequence[MoreRoute] = ()) -> Iterator[i
     """The interface at a port of this machine."""
     with socket.create_server(("127.0.0.1", 0)) as at:
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
-        running = server(app(supervisor, Status(supervisor), access, "ann", more=more))
+        running = server(app(supervisor, Status(supervisor), access, "ann", more=more), WaitingConnection)
         thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)
         thread.start()
         until(lambda: running.started, "the server has started")

@@ -62,6 +62,7 @@ def up(
     from millstream.log import chosen_address, log_folder
     from millstream.serving import http as tables_http
     from millstream.serving.access import Access, ListenAddress
+    from millstream.serving.connection import WaitingConnection
     from millstream.supervision.accounts import Accounts, SharedAccess
     from millstream.supervision.alerting import Alerting
     from millstream.supervision.home import Home
@@ -106,7 +107,7 @@ def up(
             with with_console(
                 supervisor, status, log_address, access, shared, home.token(), url, owner, alerting
             ) as door:
-                server = tables_http.server(door, certificate=certificate, key=key)
+                server = tables_http.server(door, WaitingConnection, certificate=certificate, key=key)
                 door.ends = lambda: server.should_exit
                 show_note(f"open the console: {door.link()}")
                 server.run(sockets=[taken])

@@ -91,6 +91,12 @@ class BoundedConnection(Bounded, H11Protocol):
             self.transport.abort()
 
 
+class WaitingConnection(BoundedConnection):
+    """For the supervisor: a caller of a question keeps its connection until the answer is there."""
+
+    connections_max: ClassVar[int] = 1_100
+
+
 async def _busy(scope: Any, receive: object, send: Callable[[Any], Awaitable[None]]) -> None:
     await send({"type": "http.response.start", "status": BUSY.status, "headers": BUSY.headers})
     await send({"type": "http.response.body", "body": BUSY.body})

@@ -160,6 +160,17 @@ CONDITIONS: list[Any] = [
     ("sum(S.price) < 8", [1, 2, 4]),  # 1 + 2 + 4 = 7
     ("first(S.price) = 1 and last(S.price, 1) < 9", [1, 2, 4, 9]),
     ("price > start.price and price < 9", [1, 2, 4]),
+    ("price < next(price)", [1, 2, 4]),  # 9 is followed by 5
+    ("next(price, 2) > 4", [1, 2, 4]),  # two rows after 9 there is none: null
+    ("next(A.price) is not null", [1, 2, 4, 9]),
+    ("price <= next(start.price, 2)", [1, 2, 4]),
+    ("price < next(first(A.price)) + 5", [1, 2, 4]),  # the row after the first of A is 4
+    ("next(last(A.price, 1)) = price or count(A) = 1", [1, 2, 4, 9, 5]),  # after the row of A before is this one
+    ("classifier() = 'A' and price < 9", [1, 2, 4]),
+    ("last(classifier(), 1) = 'start' or price = 4", [1, 2, 4]),
+    ("classifier(start) = 'start' and price <> 5", [1, 2, 4, 9]),
+    ("classifier(S) = 'A' and price < 9", [1, 2, 4]),  # the row in question is the last one of S
+    ("first(classifier(S)) = 'start' and price < 9", [1, 2, 4]),
 ]
 
 
@@ -210,6 +221,12 @@ MEASURES: list[Any] = [
     ("prev(last(A.price, 1), 2)", 3, [None, None, 3]),
     ("next(start.price, 3)", 0, [0, 0, 0]),
     ("classifier()", "A", ["start", "A", "A"]),
+    ("classifier(S)", "A", ["start", "A", "A"]),
+    ("classifier(start)", "start", ["start", "start", "start"]),
+    ("first(classifier())", "start", ["start", "start", "start"]),
+    ("last(classifier(), 1)", "A", [None, "start", "A"]),
+    ("running first(classifier(A))", "A", [None, "A", "A"]),
+    ("final last(classifier(S))", "A", ["A", "A", "A"]),
     ("match_number()", 1, [1, 1, 1]),
     ("final last(price) - running last(price)", 0, [3, 2, 0]),
 ]

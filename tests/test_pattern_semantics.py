@@ -145,6 +145,31 @@ def test_measures_late_rows_and_partial_matches_that_timed_out() -> None:
 
 
 @pytest.mark.on_spark("more")
+def test_a_condition_on_the_next_row_waits_for_it() -> None:
+    """Meanwhile no limit of its key ends, and no match of a row that is not there yet is lost."""
+    falls = ms.pattern("a", "name = 'a' and n > next(n)").followed_by("b", "next(name) = 'x'").within("3 seconds")
+
+    def build(rows: Any) -> Any:
+        made = rows.key_by("key").match(falls, name="step")
+        found = made.select("key", a="a.n", b="b.n")
+        return {"sent": found, "over": made.timed_out.select("key", a="element_at(a, 1).n", at="match_end")}
+
+    steps = [
+        add("a5", "c4", "b3"),  # after b3 comes x1, but not before 9 seconds
+        add("a5", "c6", key="other"),  # not followed by less
+        add("a5", "c4", key="over"),
+        Watermark(t(8)),
+        add("x1", since=9),
+        Watermark(t(9)),
+        Watermark(None),
+    ]
+    out = play(build, steps, schema=SCHEMA, event_time="at")
+    match, over = {"key": "k", "a": 5, "b": 3}, {"key": "over", "a": 5, "at": t(3)}
+    assert [step["sent"] for step in out] == [[], [], [], [], [], [match], []]
+    assert [step["over"] for step in out] == [[], [], [], [], [], [], [over]]
+
+
+@pytest.mark.on_spark("more")
 def test_an_early_match_is_retracted_by_a_row_between() -> None:
     pattern = ms.pattern(*stage("a")).next(*stage("b"))
     steps = [add("a1"), add("b2", since=5), add("c3", since=3), add("a4", "b5", since=6), Watermark(None)]

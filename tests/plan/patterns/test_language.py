@@ -114,7 +114,6 @@ pattern (A) define A as x > (1  ::  25  ::  the expression is not closed  ::  mi
 pattern (A) define A as  ::  24  ::  an expression is expected here  ::  PREV
 pattern (A) define A as x, A as y  ::  28  ::  'A' is defined twice  ::  AND
 pattern (A) define A as final last(A.x) > 1  ::  25  ::  only the rows so far  ::  MEASURES
-pattern (A) define A as classifier() = 'A'  ::  25  ::  plays 'A'  ::  MEASURES
 pattern (A) define A as x)   ::  26  ::  ')' does not belong here  ::  in this order
 order by at desc pattern (A) define A as x  ::  13  ::  ascending  ::  remove desc
 measures x pattern (A) define A as x  ::  -  ::  AS is expected here  ::  MEASURES A.price

@@ -105,6 +105,7 @@ def test_a_version_decides_while_it_is_in_force() -> None:
     ("text", "message"),
     [
         ("pattern (A) within 1 hour define A as nowhere > prev(n)", "no column 'nowhere', in 'nowhere > prev(n)'"),
+        ("pattern (A) within 1 hour define A as n > next(n)", "next(…) looks ahead: the rows of a rule are decided"),
         (f"pattern (A) within 1 hour define A as {' and '.join(['n > 1'] * 3000)}", "nested too deeply"),
     ],
 )

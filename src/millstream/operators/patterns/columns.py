@@ -90,7 +90,7 @@ class RowColumns:
         return self._held[name]
 
     def _after_others(self, condition: Condition) -> pl.Series:
-        """A condition over rows and the rows before them."""
+        """A condition over rows and the rows around them."""
         frame, fields = self._frame, list(self.schema.arrow)
         for reference in condition.references:
             frame = frame.with_columns(self._before(reference).alias(reference.column))
@@ -102,13 +102,14 @@ class RowColumns:
         assert reference.argument is not None
         before = reference.rows_before
         values = computed(self._frame, self.schema, [("value", reference.argument)])["value"].shift(before)
-        same = np.zeros(len(self._keys), np.bool_)
-        if before < len(same):
-            same[before:] = self._keys[before:] == self._keys[: len(same) - before]
+        same, distance = np.zeros(len(self._keys), np.bool_), abs(before)
+        if distance < len(same):
+            is_same = self._keys[distance:] == self._keys[: len(same) - distance]
+            same[slice(before, None) if before >= 0 else slice(None, before)] = is_same
         return pl.select(pl.when(pl.Series(same)).then(values)).to_series()
 
     def argument(self, reference: Reference) -> list[Any]:
-        """The values that a reference takes from rows; of the rows before them, already at the row they are before."""
+        """The values that a reference takes from rows; of those around them, already at the row they are around."""
         if reference not in self._arguments:
             if reference.argument is None:
                 self._arguments[reference] = [None] * len(self._frame)
@@ -120,6 +121,24 @@ class RowColumns:
                 )
                 self._arguments[reference] = values_of(series, reference.argument.type)
         return self._arguments[reference]
+
+    def decided(self, conditions: Iterable[Condition], starts: Places, ends: Places) -> Places:
+        """By key, the place of the first row about which a condition must know rows that are not there yet.
+
+        `starts` has the first row of each key, `ends` the place behind its last one.
+        """
+        decided = ends.copy()
+        lengths = np.diff(starts, append=len(self))
+        at, places = np.repeat(np.arange(len(starts)), lengths), np.arange(len(self))
+        for condition in conditions:
+            if not condition.lookahead:
+                continue
+            is_open = (places < ends[at]) & (places + condition.lookahead >= ends[at])
+            if condition.of_row is not None:
+                is_open &= self.satisfying(condition.of_row)
+            first = np.flatnonzero(is_open)
+            np.minimum.at(decided, at[first], first)
+        return decided
 
     def column(self, name: str) -> list[Any]:
         if name not in self._values:
@@ -235,6 +254,8 @@ class Columns:
         return found.column("holds")[0].as_py() is True
 
     def _value(self, condition: Condition, reference: Reference, place: int, path: Path) -> Any:
+        if reference.is_classifier:
+            return self._classifier(condition, reference, path)
         values = self.rows.argument(reference)
         if reference.variable is None:
             return values[place]
@@ -243,4 +264,11 @@ class Columns:
         found = [values[at] for at, variable, _ in path if anyone or variable in members]
         if self._sees_row(condition, reference):
             found.append(values[place])
+        return reference.of(found)
+
+    def _classifier(self, condition: Condition, reference: Reference, path: Path) -> Any:
+        members = self.search.rules.members(reference.variable or ALL)
+        found = [variable for _, variable, _ in path if reference.variable == ALL or variable in members]
+        if self._sees_row(condition, reference):
+            found.append(condition.name or "")
         return reference.of(found)

@@ -198,10 +198,13 @@ class Results:
         for each in self.node.measures:
             name = each.reference.column
             if each.is_of_one_row:
-                assert each.field is not None
                 chosen = steps.chosen(
                     each.counts, is_first=each.reference.kind == "first", offset=each.reference.offset, shift=each.shift
                 )
+                if each.field is None:
+                    plays = [None if at < 0 else steps.names[steps.variables[at]] for at in chosen.tolist()]
+                    columns.append(pl.Series(name, plays, pl.String))
+                    continue
                 places = pl.Series(steps.places[chosen] if len(steps.places) else chosen, dtype=pl.UInt32)
                 places = places.set(pl.Series(chosen < 0), None)
                 columns.append(whole.field(each.field).gather(places).alias(name))

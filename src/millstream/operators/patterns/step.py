@@ -52,6 +52,8 @@ class Searched:
     """By key, its number."""
     found: dict[int, Found]
     """By position of the key."""
+    ends: Places
+    """By key, the place behind the last row that was searched."""
     runs: Runs | None = None
 
 
@@ -108,14 +110,14 @@ class MatchStep(PlainStep):
             number = searched.numbers[at]
             counts[number] = counts.get(number, 0) + found.count
         state = [self._records(records, searched, counts), self._kept(searched, clock)]
-        waiting = pl.when(pl.col(DONE)).then(DUE).otherwise(TIME).alias(DUE)
+        waiting = pl.when(pl.col(DONE)).then(DUE).otherwise(pl.coalesce(DUE, TIME)).alias(DUE)
         changes = pl.concat([*state, asleep.with_columns(waiting)]).drop(NUMBER)
         notes = pl.DataFrame({NOTE: self._notes(searched)}, schema={NOTE: pl.String})
         return {ROWS: changes}, {SENT: sent, LATE: late_rows(late), TIMED_OUT: over, NOTES: notes}
 
     def _active(self, rows: pl.DataFrame, new: pl.DataFrame, clock: Clock) -> Flags:
         """By number of a key, whether it has something to do."""
-        ready = ~pl.col(DONE) & (pl.col(TIME) <= clock.watermark)
+        ready = ~pl.col(DONE) & (pl.coalesce(DUE, TIME) <= clock.watermark)
         due = pl.col(DONE) & (pl.col(DUE) <= clock.watermark)
         wanted = pl.lit(True) if self.node.early or clock.watermark >= END else ready
         numbers = [rows.filter(wanted | ready | due.fill_null(False))[NUMBER], new.filter(wanted)[NUMBER]]
@@ -138,15 +140,19 @@ class MatchStep(PlainStep):
         masks = columns.bits(slice(None), rows[FIRST_ROW].to_numpy())
         columns.masks = masks.tolist()
         bounds = [*starts.tolist(), len(rows)]
-        made = Searched(rows, bounds, numbers[starts].tolist(), {})
         if not len(rows):
-            return made
-        matcher = self._matcher(columns, rows[TIME].to_list())
+            return Searched(rows, bounds, [], {}, starts)
+        ends = np.add.reduceat(searched, starts) + starts
+        if self.node.search.lookahead and until < END:
+            ends = given.decided(self.node.search.conditions, starts, ends)
+            searched = np.arange(len(rows)) < np.repeat(ends, np.diff(bounds))
+        made = Searched(rows, bounds, numbers[starts].tolist(), {}, ends)
+        times = rows[TIME].to_list()
+        matcher = self._matcher(columns, times)
         bits = Masks.of(masks)
         can_begin = np.array([matcher.can_begin(mask) for mask in bits.distinct], np.bool_)[bits.codes]
         candidates = np.flatnonzero(np.where(done, rows[BEGINS].to_numpy(), searched & can_begin))
         keys = np.searchsorted(starts, candidates, side="right") - 1
-        ends = np.add.reduceat(searched, starts) + starts
         if isinstance(matcher, PreferredMatcher):
             may_begin, made.runs = self._may_begin(
                 matcher, candidates, columns, bits, rows[TIME].to_numpy(), ends[keys], clock.watermark
@@ -155,11 +161,17 @@ class MatchStep(PlainStep):
         begins = np.zeros(len(rows), np.bool_)
         begins[candidates] = True
         listed, dones = begins.tolist(), np.add.reduceat(done, starts) + starts
-        before, now = clock.watermark_before, clock.watermark
         firsts = np.flatnonzero(np.diff(keys, prepend=-1))
         keys = keys[firsts]
         for at, start in zip(keys.tolist(), candidates[firsts].tolist(), strict=True):
-            made.found[at] = matcher.run(start, max(int(dones[at]), start), int(ends[at]), listed, before, now)
+            done_to, end = max(int(dones[at]), start), int(ends[at])
+            # Where rows wait for those after them, time stands still for their key.
+            before, now = clock.watermark_before, clock.watermark
+            if done_to < bounds[at + 1]:
+                before = min(before, times[done_to])
+            if end < bounds[at + 1]:
+                now = min(now, times[end])
+            made.found[at] = matcher.run(start, done_to, end, listed, before, now)
         return made
 
     def _may_begin(
@@ -175,7 +187,7 @@ class MatchStep(PlainStep):
         """With which rows a match may begin. Of most of them the matcher then knows the match, too."""
         search = self.node.search
         moves = None
-        if self.node.skip.to is SkipTo.PAST_LAST and search.between is None:
+        if self.node.skip.to is SkipTo.PAST_LAST and search.between is None and not search.lookahead:
             moves = Moves.of(search.automaton.states, masks.distinct, matcher.fitting)
         if moves is None:
             return self.beginnings.among(firsts, columns, masks, times, ends), None
@@ -291,22 +303,24 @@ class MatchStep(PlainStep):
 
     def _kept(self, searched: Searched, clock: Clock) -> pl.DataFrame:
         """The rows that are still needed: those that wait, those of partial matches, and those to look back at."""
-        rows = searched.rows
-        done = (rows[TIME] <= clock.watermark).to_numpy()
+        rows, times = searched.rows, searched.rows[TIME].to_numpy()
+        done = np.arange(len(rows)) < np.repeat(searched.ends, np.diff(searched.starts))
         keep = ~done
         begins = np.zeros(len(rows), np.bool_)
-        due = np.where(done, END + 1, rows[TIME].to_numpy())
-        hold = np.full(len(rows), END + 1, np.int64)
+        waits = ~done & (times <= clock.watermark)
+        due = np.where(done, END + 1, np.where(waits, END, times))
+        hold = np.where(waits, times, END + 1)
         lookback = self.node.lookback
         if clock.watermark < END and len(rows):
             starts = searched.starts[:-1]
-            ends = (np.add.reduceat(done, starts) + starts).tolist()
+            ends = searched.ends.tolist()
             for at, found in searched.found.items():
                 if found.firsts:
                     first = min(found.firsts)
                     keep[max(first - lookback, starts[at]) : ends[at]] = True
                     begins[list(found.firsts)] = True
-                    due[first] = END + 1 if found.due is None else found.due
+                    awaits_row = ends[at] < len(rows) and waits[ends[at]] and ends[at] < searched.starts[at + 1]
+                    due[first] = END if awaits_row else END + 1 if found.due is None else found.due
                     hold[first] = END + 1 if found.hold is None else found.hold
             if lookback:
                 for start, end in zip(starts, ends, strict=True):

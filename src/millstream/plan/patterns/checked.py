@@ -58,6 +58,11 @@ class Search:
         return max((condition.lookback for condition in self.conditions), default=0)
 
     @cached_property
+    def lookahead(self) -> int:
+        """How many rows after a row its conditions may look at: it is searched once they are there."""
+        return max((condition.lookahead for condition in self.conditions), default=0)
+
+    @cached_property
     def within(self) -> int | None:
         return None if self.rules.within is None else microseconds(self.rules.within)
 
@@ -72,6 +77,18 @@ class Search:
         if between is None:
             return None if within is None else first + within
         return last + between if within is None else min(first + within, last + between)
+
+
+def refuse_lookahead(made: Search, why: str) -> None:
+    """Refuses a search with NEXT in a condition, where it cannot wait for the next row."""
+    for condition in made.conditions:
+        if condition.lookahead:
+            raise _refused(
+                made.rules,
+                f"next(…) looks ahead: {why}",
+                "put the condition on the next stage, and compare with prev(…)",
+                condition.name,
+            )
 
 
 def search(rules: Rules, schema: Schema, *, every: bool, reading: type[Reader] = Reader) -> Search:

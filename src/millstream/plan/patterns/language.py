@@ -291,8 +291,6 @@ class _Parser(PatternParser):
         for token, following in zip(self.tokens[start : self.at], self.tokens[start + 1 : self.at + 1], strict=False):
             if token.word == "FINAL" and following.kind == "word" and following.word not in OPERATORS:
                 self.fail("a condition knows only the rows so far", "remove FINAL: it is for MEASURES", token.start)
-            if token.word == "CLASSIFIER" and following.text == "(":
-                self.fail(f"the row in question plays '{name}'", "CLASSIFIER() is for MEASURES", token.start)
             if token.word == "MATCH_NUMBER" and following.text == "(":
                 self.fail("a match has no number before it is found", "MATCH_NUMBER() is for MEASURES", token.start)
         return text

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.choosing import flat
-from millstream.plan.patterns.checked import search
+from millstream.plan.patterns.checked import refuse_lookahead, search
 from millstream.plan.patterns.measured import Measured
 from millstream.plan.patterns.measures import measured
 from millstream.plan.patterns.node import (
@@ -86,6 +86,8 @@ def match(
     if not isinstance(early, bool):
         raise refusal(f"early is True or False, not {early!r}", "True: matches are emitted before the watermark")
     made = search(rules, stream.schema, every=which is Matches.EVERY)
+    if early:
+        refuse_lookahead(made, "with early=True a match is emitted before the row after it is known")
     strategy = skip_of(skip, rules)
     added = [MATCH, MATCH_START, MATCH_END]
     taken, own = (

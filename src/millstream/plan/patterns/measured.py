@@ -15,7 +15,7 @@ class Measured:
     members: frozenset[str] | None
     """The variables whose rows count; None: all rows of the match."""
     field: str | None
-    """The column of a row that it takes; None to count rows."""
+    """The column of a row that it takes; None to count rows, or for the variable that a row plays."""
     is_final: bool = False
     shift: int = 0
     """How many rows of the key further it looks, from the row that it refers to: PREV and NEXT."""
@@ -44,8 +44,9 @@ class Measured:
     def value(self, variables: Sequence[str | None], rows: Sequence[dict[str, Any]], end: int) -> Any:
         """Its value, given the rows in order and the variables that they play."""
         if self.is_of_one_row:
-            assert self.field is not None
             place = self.place(variables, end)
-            return None if place is None else rows[place][self.field]
+            if place is None:
+                return None
+            return variables[place] if self.field is None else rows[place][self.field]
         places = [place for place in range(end) if self.counts(variables[place])]
         return self.reference.of([None if self.field is None else rows[place][self.field] for place in places])

@@ -7,6 +7,7 @@ every runner can evaluate.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from millstream.expressions.expression import Expression, expression
 from millstream.plan.checks import refusal
@@ -56,6 +57,9 @@ class _Measures(Reader):
         raise self.refused(
             f"{name}(…) is for conditions and for match_recognize", "use first(…) or last(…) of a variable"
         )
+
+    def _classifier(self, tokens: Sequence[Any], place: int) -> tuple[int, str | None]:
+        raise self.refused("classifier() is for conditions and for match_recognize", "with rows='all': variable")
 
     def _refer(self, kind: str, variable: str | None, argument: str | None, offset: int) -> str:
         return super()._refer(kind, variable, argument, offset) + "§"

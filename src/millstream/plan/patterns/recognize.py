@@ -208,8 +208,6 @@ class _MeasureReader(Reader):
             return place + 3, f"`{MATCH}`"
         if words[:3] == ["classifier", "(", ")"]:
             return place + 3, CLASSIFIER
-        if words[:2] == ["classifier", "("]:
-            raise self.refused("CLASSIFIER takes no argument", "CLASSIFIER(): the variable of the row")
         if words[:2] == ["match_number", "("]:
             raise self.refused("MATCH_NUMBER takes no argument", "MATCH_NUMBER(): the number of the match")
         if word == "final" and len(words) > 1 and words[1].isidentifier():

@@ -27,6 +27,8 @@ from millstream.user_lines import what_exists
 
 NAVIGATIONS = ("first", "last")
 NEIGHBOURS = ("prev", "next")
+PLAYS = "classifier"
+"""The function that names the variable of a row."""
 AGGREGATES = ("sum", "avg", "mean", "min", "max", "count")
 OVER_VALUES: dict[str, Aggregate] = {
     "sum": Sum("x"),
@@ -54,17 +56,24 @@ class Reference:
     variable: str | None
     """Whose rows; ALL for all rows of the match; None for the neighbours of the row in question."""
     argument: Expression | None
-    """Over one row; None to count rows."""
+    """Over one row; None to count rows, or for the variable that a row plays."""
     offset: int
     column: str
     """The column that stands for it."""
     back: int = 0
-    """How many rows of the key before the row of the variable: PREV(A.x), PREV(FIRST(A.x), 2)."""
+    """How many rows of the key before the row of the variable: PREV(A.x), PREV(FIRST(A.x), 2). After it: below 0."""
 
     @property
     def rows_before(self) -> int:
-        """How many rows before a row its value is taken from."""
-        return self.offset if self.variable is None else self.back
+        """How many rows before a row its value is taken from; after it: below 0."""
+        if self.variable is not None:
+            return self.back
+        return -self.offset if self.kind == "next" else self.offset
+
+    @property
+    def is_classifier(self) -> bool:
+        """Whether it is the variable that a row plays."""
+        return self.argument is None and self.kind in NAVIGATIONS
 
     @property
     def depends_on_path(self) -> bool:
@@ -72,13 +81,16 @@ class Reference:
 
     @cached_property
     def type(self) -> pa.DataType:
+        if self.is_classifier:
+            return pa.string()
         if self.kind == "count" or self.argument is None:
             return pa.int64()
         made = OVER_VALUES.get(self.kind)
         return self.argument.type if made is None else made.result_type(self.argument.type)
 
     def of(self, values: Sequence[Any]) -> Any:
-        """Its value, given those of its argument over the rows of its variable, in order; for a count, the rows."""
+        """Its value, given those of its argument over the rows of its variable, in order; for a count, the rows; for
+        a classifier, their variables."""
         if self.kind == "first":
             return values[self.offset] if self.offset < len(values) else None
         if self.kind == "last":
@@ -134,7 +146,12 @@ class Condition:
     @cached_property
     def lookback(self) -> int:
         """How many rows before the one in question it may look at."""
-        return max((each.rows_before for each in self.references), default=0)
+        return max([0, *(each.rows_before for each in self.references)])
+
+    @cached_property
+    def lookahead(self) -> int:
+        """How many rows after the one in question it may look at."""
+        return max([0, *(-each.rows_before for each in self.references)])
 
 
 class Reader:
@@ -237,6 +254,9 @@ class Reader:
         name = tokens[place].text.lower()
         is_plain = text[tokens[place].start] not in "'\"`"
         following = tokens[place + 1].text if place + 1 < len(tokens) else ""
+        if is_plain and following == "(" and name == PLAYS:
+            after, variable = self._classifier(tokens, place)
+            return after, self._classified(variable)
         if is_plain and following == "(" and name in (*NAVIGATIONS, *NEIGHBOURS, *AGGREGATES):
             return self._call(text, tokens, place, name)
         if following == "." and text[tokens[place].start] == '"' and name in self.variables:
@@ -274,6 +294,11 @@ class Reader:
         variables, argument, last = set(), "", None
         if len(inside) > 1 and tokens[inside[0]].text.lower() == "distinct" and name in AGGREGATES:
             raise self.refused(f"{name}(distinct …) is not possible", f"leave distinct out: {name}(…)")
+        if name in NAVIGATIONS and len(inside) > 2 and [tokens[at].text.lower() for at in inside[:2]] == [PLAYS, "("]:
+            after, of = self._classifier(tokens, inside[0])
+            if after != inside[-1] + 1:
+                raise self.refused(f"{name}(classifier() …) takes nothing else", f"write {name}(classifier(), 1)")
+            return end + 1, self._refer(name, of or ALL, None, offset)
         self._check_nested(name, [tokens[at].text.lower() for at in inside])
         for at in inside:
             token = tokens[at]
@@ -306,8 +331,12 @@ class Reader:
         """Refuses what an argument cannot be. Only PREV and NEXT look from FIRST(…) or LAST(…)."""
         if not inside:
             raise self.refused(f"{name}() needs an argument", f"write {name}(a.x)")
-        refused = (*NEIGHBOURS, *AGGREGATES, "classifier", *(() if name in NEIGHBOURS else NAVIGATIONS))
+        refused = (*NEIGHBOURS, *AGGREGATES, *(() if name in NEIGHBOURS else NAVIGATIONS))
         for word, following in pairwise(inside):
+            if following == "(" and word == PLAYS:
+                raise self.refused(
+                    f"{name}({word}(…)) is not possible", "the variable of the row before is last(classifier(), 1)"
+                )
             if following == "(" and word in refused:
                 raise self.refused(
                     f"{name}({word}(…)) is not possible",
@@ -316,18 +345,34 @@ class Reader:
 
     def _neighbour(self, name: str, variable: str | None, argument: str, offset: int) -> str:
         """What replaces prev(…) or next(…)."""
-        if name == "next" and offset:
-            raise self.refused(
-                "next(…) looks ahead: the row after is not known when a condition is evaluated",
-                "put the condition on the next stage, and compare with prev(…)",
-            )
         inside = NAVIGATION.fullmatch(argument)
         if inside is None and variable in (None, self.own):
             return self._refer(name, None, argument, offset)
         kind, column, skipped = navigation(argument) or self.refuse_shift(name)
         made = self._refer(kind, variable or ALL, column, skipped)
-        self.references[-1] = replace(self.references[-1], back=offset)
+        self.references[-1] = replace(self.references[-1], back=-offset if name == "next" else offset)
         return made
+
+    def _classifier(self, tokens: Sequence[Any], place: int) -> tuple[int, str | None]:
+        """Reads classifier() or classifier(a): where it ends, and whose last row it is about; None: of any."""
+        words = [token.text for token in tokens[place + 2 : place + 4]]
+        if words[:1] == [")"]:
+            return place + 3, None
+        variable = self.variables.get(words[0].lower()) if words else None
+        if variable is None or words[1:] != [")"]:
+            raise self.refused(
+                "CLASSIFIER takes no argument, or a variable",
+                what_exists(words[0] if words else "", self.variables.values(), kind="variables"),
+            )
+        return place + 4, self._checked(variable)
+
+    def _classified(self, variable: str | None) -> str:
+        """What replaces classifier(): in a condition, the row in question plays the variable it is for."""
+        if variable is not None and variable != self.own:
+            return self._refer("last", variable, None, 0)
+        if self.own is None:
+            raise self.refused("the row in question plays no variable here", "write last(classifier())")
+        return "'" + self.own.replace("'", "\\'") + "'"
 
     def refuse_shift(self, name: str) -> NoReturn:
         raise self.refused(f"{name.upper()} looks from one row", f"{name.upper()}(LAST(a.x), 1)")

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from millstream.errors import InvalidInput, InvalidPattern
 from millstream.expressions.expression import Expression, lowered_expression
-from millstream.plan.patterns.checked import Search, search
+from millstream.plan.patterns.checked import Search, refuse_lookahead, search
 from millstream.plan.patterns.language import Statement, parsed
 from millstream.plan.patterns.matching import skip_of
 from millstream.plan.patterns.node import MatchRules, Skip
@@ -82,8 +82,10 @@ def rule_of(given: RuleInput, filter_text: str | None, text: str) -> Rule:
     rules = replace(asked.rules, lines=asked.defined, places={})
     try:
         made = search(rules, given.schema, every=False, reading=RuleReader)
+        refuse_lookahead(made, "the rows of a rule are decided at its watermark, whether another follows or not")
     except InvalidInput as error:
-        raise _placed(error, asked.defined[PATTERN]) from None
+        is_known = error.where in asked.defined.values()
+        raise _placed(error, error.where if is_known and error.where else asked.defined[PATTERN]) from None
     try:
         looks_at = None if filter_text is None else _lowered(filter_text, given.schema)
         if looks_at is not None and looks_at.uses_clock:

@@ -8,12 +8,13 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.expressions.expression import Expression, evaluate
-from millstream.plan.bundles import Row
+from millstream.plan.bundles import END, Row
 from millstream.plan.patterns.automaton import IS_FIRST, Test
 from millstream.plan.patterns.checked import Search
 from millstream.plan.patterns.found import Path
 from millstream.plan.patterns.references import ALL, Condition, Reference
 from millstream.records import Schema, batch_to_rows, rows_to_batch
+from millstream.reference.event_order import time_of
 
 
 @dataclass
@@ -23,8 +24,30 @@ class Conditions:
     search: Search
     schema: Schema
     rows: list[Row] = field(default_factory=list)
+    stop: int | None = None
+    """The place of the first row that must wait for those after it; None: none does."""
     _known: dict[tuple[str, int, str], Any] = field(default_factory=dict)
     """Values that were computed, since a row is asked about again and again."""
+
+    @property
+    def count(self) -> int:
+        """How many rows may be searched."""
+        return len(self.rows) if self.stop is None else self.stop
+
+    def reach(self, watermark: int) -> int:
+        """Settles which rows may be searched, and up to which time: a condition with NEXT waits for the next row."""
+        ahead = [each for each in self.search.conditions if each.lookahead]
+        self.stop = None
+        if watermark >= END or not ahead:
+            return watermark
+        for place in range(max(len(self.rows) - self.search.lookahead, 0), len(self.rows)):
+            if any(place + each.lookahead >= len(self.rows) and self._may_hold(each, place) for each in ahead):
+                self.stop = place
+                return min(watermark, time_of(self.rows[place]))
+        return watermark
+
+    def _may_hold(self, condition: Condition, place: int) -> bool:
+        return condition.of_row is None or self._computed(condition.of_row, place, {}, ()) is True
 
     def hold(self, test: Test, place: int, path: Path) -> bool:
         """Whether a row satisfies a test: a condition that is null does not hold."""
@@ -41,14 +64,16 @@ class Conditions:
         if reference.variable is None:
             return self._argument(reference, place)
         members = self.search.rules.members(reference.variable)
-        places = [at for at, variable, _ in path if reference.variable == ALL or variable in members]
+        found = [(at, variable) for at, variable, _ in path if reference.variable == ALL or variable in members]
         if condition.counts_row and (reference.variable == ALL or condition.name in members):
-            places.append(place)
-        return reference.of([self._argument(reference, at) for at in places])
+            found.append((place, condition.name or ""))
+        if reference.is_classifier:
+            return reference.of([variable for _, variable in found])
+        return reference.of([self._argument(reference, at) for at, _ in found])
 
     def _argument(self, reference: Reference, place: int) -> Any:
         before = place - reference.rows_before
-        if reference.argument is None or before < 0:
+        if reference.argument is None or not 0 <= before < len(self.rows):
             return None
         return self._computed(reference.argument, before, {}, ())
 

@@ -43,7 +43,7 @@ class PreferredMatcher:
     def advance(self, time: int) -> None:
         self.watermark = time
         self._held = END
-        while self.first < len(self.conditions.rows):
+        while self.first < self.conditions.count:
             self._failed: set[tuple[int, int]] = set()
             self._over: list[Complete] = []
             found = self._tried(0, self.first, ())
@@ -59,7 +59,7 @@ class PreferredMatcher:
                 self.first += 1
 
     def _awaits_rows(self, match: Complete) -> bool:
-        return self.watermark < END and match.path[-1][0] + self.after >= len(self.conditions.rows)
+        return self.watermark < END and match.path[-1][0] + self.after >= self.conditions.count
 
     def finish(self) -> None:
         self.advance(END)
@@ -79,7 +79,7 @@ class PreferredMatcher:
     def _tried_arcs(self, state: int, place: int, path: Path) -> Complete | Result:
         here = self.search.automaton.states[state]
         limit = self._limit(path)
-        has_row = place < len(self.conditions.rows)
+        has_row = place < self.conditions.count
         is_over = limit < (time_of(self.conditions.rows[place]) if has_row else self.watermark)
         if is_over or not has_row:
             return self._without_row(state, path, limit, is_over=is_over)

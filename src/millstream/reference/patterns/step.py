@@ -38,6 +38,8 @@ class MatchOperator(StatefulOperator):
         super().__init__(node)
         self.order = EventOrder()
         self.matchers: dict[tuple[Any, ...], MatcherOfKey] = {}
+        self.taken: dict[tuple[Any, ...], int] = {}
+        """By key, how many rows the matcher has seen."""
         self.emitted: dict[tuple[Any, ...], int] = {}
         self.valid: dict[tuple[Any, ...], list[list[Row]]] = {}
         """For early matches: the rows of each match that is valid now."""
@@ -52,13 +54,15 @@ class MatchOperator(StatefulOperator):
     def _matched(self, clock: Bundle) -> list[Row]:
         """What the rows that the watermark has reached decide: the matches, and the partial ones that are over."""
         for row in self.order.ready(clock.watermark):
-            matcher = self._matcher(self._key(row))
-            matcher.conditions.rows.append(row)
-            matcher.take(len(matcher.conditions.rows) - 1)
+            self._matcher(self._key(row)).conditions.rows.append(row)
         sent, self.timed_out = [], []
         for key in sorted(self.matchers, key=sort_key):
             matcher = self.matchers[key]
-            matcher.advance(clock.watermark)
+            reached = matcher.conditions.reach(clock.watermark)
+            for place in range(self.taken.get(key, 0), matcher.conditions.count):
+                matcher.take(place)
+            self.taken[key] = matcher.conditions.count
+            matcher.advance(reached)
             if clock.watermark >= END:
                 matcher.finish()
             for match in matcher.matches:
@@ -94,7 +98,7 @@ class MatchOperator(StatefulOperator):
     def hold(self) -> int:
         if self.node.early:  # what was emitted early may be retracted at any time
             return END
-        return min((matcher.hold() for matcher in self.matchers.values()), default=END)
+        return min((_hold(matcher) for matcher in self.matchers.values()), default=END)
 
     def _key(self, row: Row) -> tuple[Any, ...]:
         return tuple(row.values[name] for name in self.node.keys)
@@ -159,3 +163,9 @@ class MatchOperator(StatefulOperator):
 
     def _times(self, match: Complete, conditions: Conditions) -> dict[str, Any]:
         return {MATCH_START: moment(time_of(conditions.rows[match.first])), MATCH_END: moment(match.end)}
+
+
+def _hold(matcher: MatcherOfKey) -> int:
+    """The earliest event time that is still to be emitted: rows that wait for the next one may be in a match."""
+    conditions = matcher.conditions
+    return matcher.hold() if conditions.stop is None else min(matcher.hold(), time_of(conditions.rows[conditions.stop]))

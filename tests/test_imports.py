@@ -54,7 +54,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "provenance": ["jobs", "reference"],
     "asking": ["jobs", "serving"],
     "supervision": ["jobs", "serving", "calling", "asking", "capture"],
-    "web_console": ["supervision", "provenance"],
+    "web_console": ["supervision", "provenance", "bridges"],
     "cli": [EVERYTHING],
     "testing": [EVERYTHING],
     "__init__": [EVERYTHING],

@@ -96,6 +96,7 @@ IMPLEMENTED_BY: dict[type, type] = {Broker: EmbeddedLog}
 """Whose methods document those of a port."""
 
 VARIABLES = {
+    "MILLSTREAM_BRIDGE": "The name under which a bridge is listed; default: its kind and its place.",
     "MILLSTREAM_BROKER": "The address of the log: a folder or kafka://host:9092; default: .millstream in the current "
     "folder.",
     "MILLSTREAM_MASTER": "The Spark master; default: local[*].",

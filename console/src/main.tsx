@@ -2,6 +2,7 @@
 import { render } from "preact";
 import { useEffect, useState } from "preact/hooks";
 import { act, begin } from "./api";
+import { Bridges } from "./pages/bridges";
 import { Dashboard, Dashboards } from "./pages/dashboards";
 import { Job } from "./pages/job";
 import { Jobs } from "./pages/jobs";
@@ -16,6 +17,7 @@ const SECTIONS: [string, string][] = [
   ["groups", "Groups and queues"],
   ["dead-letters", "Dead letters"],
   ["tables", "Tables"],
+  ["bridges", "Bridges"],
   ["dashboards", "Dashboards"],
 ];
 
@@ -42,6 +44,7 @@ function Page({ route }: { route: string[] }) {
   if (section === "groups") return <Groups />;
   if (section === "dead-letters") return name ? <DeadLetterTopic key={name} name={name} /> : <DeadLetterTopics />;
   if (section === "tables") return name ? <Table key={name} name={name} /> : <Tables />;
+  if (section === "bridges") return <Bridges />;
   if (section === "dashboards") return name ? <Dashboard key={name} name={name} /> : <Dashboards />;
   return <Jobs />;
 }

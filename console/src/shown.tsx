@@ -22,6 +22,9 @@ const TONES: Record<string, string> = {
   stopping: "warn",
   scheduled: "calm",
   stopped: "calm",
+  restarting: "warn",
+  silent: "bad",
+  "given up": "bad",
 };
 
 export function State({ of }: { of: string }) {

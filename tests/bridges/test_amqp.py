@@ -14,6 +14,7 @@ import pytest
 
 import millstream as ms
 from folders import in_memory
+from millstream.bridges import amqp
 from millstream.bridges.amqp import AmqpBridge, AmqpSource
 from millstream.bridges.amqp_client import AmqpBroker
 from millstream.bridges.amqp_sink import NO_QUEUE
@@ -127,11 +128,15 @@ def test_no_more_than_the_prefetch_is_taken_while_the_disk_is_slow(
         return land(self, arrivals)
 
     monkeypatch.setattr(Landing, "land", slowly)
-    with bridging(orders, rabbit, queue, prefetch=7):
-        publish(rabbit, queue, [b"x"] * 50)
-        until(lambda: waiting_count(rabbit, queue) == 43, "the broker keeps the rest")
-        may_store.set()
-        stored(orders, 50)
+    monkeypatch.setattr(amqp, "COUNT_SECONDS", 0.0)
+    with Landing(orders, "amqp", ["orders"]) as landing:
+        bridge = AmqpBridge(AmqpSource(AmqpBroker(rabbit.address), queue, prefetch=7), landing, "orders")
+        with in_thread(bridge):
+            publish(rabbit, queue, [b"x"] * 50)
+            until(lambda: waiting_count(rabbit, queue) == 43, "the broker keeps the rest")
+            until(lambda: bridge.behind() == (43, "messages"), "the bridge knows what waits")
+            may_store.set()
+            stored(orders, 50)
 
 
 @pytest.mark.more

@@ -14,6 +14,7 @@ import pytest
 
 import millstream as ms
 from aws_server import REGION, AwsServer
+from millstream.bridges import sqs as sqs_bridge
 from millstream.bridges.answered_sink import Outgoing
 from millstream.bridges.aws_client import AwsAccount
 from millstream.bridges.aws_sinks import KINESIS, SQS, parts
@@ -115,6 +116,28 @@ def test_a_message_that_was_not_deleted_is_stored_once(
             until(lambda: landing.counts.duplicates, "it was delivered again")
             until(lambda: _counts(sqs, url) == (0, 0), "now it is deleted")
     assert stored(orders, 1) == ["1"]
+
+
+@pytest.mark.more
+def test_it_is_known_how_far_the_bridges_are_behind(
+    orders: EmbeddedLog, aws: AwsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sqs_bridge, "COUNT_SECONDS", 3600.0)
+    url = queue_url(aws, name)
+    with closing(client(aws, "sqs")) as sqs, Landing(orders, "sqs", ["orders"]) as landing:
+        for _ in range(3):
+            sqs.send_message(QueueUrl=url, MessageBody="1")
+        bridge = SqsBridge(SqsSource(AwsAccount(REGION, aws.address), name), landing, "orders")
+        with in_thread(bridge):
+            stored(orders, 3)
+        assert bridge.behind() == (3, "messages"), "when it began"
+    with closing(client(aws, "kinesis")) as kinesis, PositionedLanding(orders, "kinesis", "orders") as positioned:
+        kinesis.create_stream(StreamName=name, ShardCount=1)
+        put(kinesis, name, range(2))
+        stream = KinesisBridge(KinesisSource(AwsAccount(REGION, aws.address), name), positioned)
+        with in_thread(stream):
+            stored(orders, 5)
+            until(lambda: stream.behind() == (0, "seconds"), "it has caught up")
 
 
 def _counts(sqs: Any, url: str) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from millstream.bridges.arrivals import Counts
 from millstream.bridges.callbacks import Callbacks
 from millstream.bridges.gateway import gateway
 from millstream.log import EmbeddedLog
@@ -86,6 +87,16 @@ def test_a_receiver_that_is_away_holds_back_no_other(clicks: EmbeddedLog, tmp_pa
         produce(clicks, 1, 2, 3)
         until(lambda: got(receiver) == [1, 2, 3], "the other gets its records")
         assert request(port, "GET", f"/v1/callbacks/{away['id']}").json["position"] == "0:0,1:0"
+
+
+def test_it_is_known_how_far_the_last_receiver_is_behind(clicks: EmbeddedLog, tmp_path: Path) -> None:
+    produce(clicks, 1, 2, 3)
+    counts = Counts()
+    with receiving() as receiver, closing(Callbacks(clicks, tmp_path / "callbacks.db", counts=counts)) as callbacks:
+        callbacks.register("clicks", "http://127.0.0.1:9/hook", start="earliest")
+        callbacks.register("clicks", receiver.url, start="earliest")
+        until(lambda: counts.sent == 3, "the other gets its records")
+        assert callbacks.behind() == (3, "records")
 
 
 def test_a_restart_continues_at_the_position_of_each(clicks: EmbeddedLog, tmp_path: Path) -> None:

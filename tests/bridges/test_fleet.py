@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from millstream.bridges.fleet import Fleet, read_fleet
+from millstream.bridges.reports import read_reports, reports_folder
 from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 from waiting import until
@@ -71,7 +72,10 @@ def test_bridges_are_started_again_or_given_up(log: EmbeddedLog, tmp_path: Path)
     log.create_topic("clicks")
     text = '[bridges.web]\nlisten = "http"\ntopic = "clicks"\nport = 0\n[bridges.bad]\nlisten = "tcp"\ntopic = "none"\n'
     said: list[str] = []
-    fleet = Fleet(read_fleet(written(tmp_path, text)), str(tmp_path / "log"), said.append, retry_seconds=0.01)
+    reports = reports_folder(log)
+    fleet = Fleet(
+        read_fleet(written(tmp_path, text)), str(tmp_path / "log"), said.append, reports=reports, retry_seconds=0.01
+    )
     thread = threading.Thread(target=fleet.run)
     thread.start()
 
@@ -81,6 +85,8 @@ def test_bridges_are_started_again_or_given_up(log: EmbeddedLog, tmp_path: Path)
     try:
         until(lambda: ports() and fleet.given_up, "one listens, one is given up")
         assert fleet.given_up == ["bad"]
+        states = {each["name"]: each["state"] for each in read_reports(reports)}
+        assert states == {"web": "running", "bad": "given up"}
         assert request(ports()[0], "POST", "/clicks", "1").status == 200
         os.kill(fleet._processes["web"].pid, 9)
         until(lambda: len(ports()) == 2, "it came back")
@@ -88,4 +94,5 @@ def test_bridges_are_started_again_or_given_up(log: EmbeddedLog, tmp_path: Path)
     finally:
         fleet.stop()
         thread.join()
+    assert [each["name"] for each in read_reports(reports)] == ["bad"]
     assert values(log, "clicks") == [b"1", b"2"]

@@ -68,6 +68,7 @@ def append(path: Path, text: bytes) -> None:
 def test_only_whole_lines_are_stored(following: Following, app: Path, lines: EmbeddedLog) -> None:
     append(app, b"one\ntw")
     assert following.read() == [b"one"]
+    assert following.follower.behind() == (2, "bytes")
     following.restart()  # in the middle of a line
     append(app, b"o\r\n\nthree\n")
     assert following.read() == [b"one", b"two", b"", b"three"]

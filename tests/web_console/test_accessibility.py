@@ -34,6 +34,7 @@ PAGES = {
     "dead-letters/marks.dead": "By reason",
     "tables": "of 0",
     "dashboards": "of 0",
+    "bridges": "No bridge runs.",
 }
 """By address, a text that a page has when it is complete."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -17,6 +18,7 @@ from millstream.bridges.amqp_client import AmqpBroker, installed, is_final, reas
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.landing import Landing
 from millstream.bridges.queue_bridge import PREFETCH, RECONNECT_SECONDS, RECONNECT_SECONDS_MAX, TAKE_SECONDS
+from millstream.bridges.reports import Behind
 from millstream.bridges.taking import drop, take
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
 
@@ -27,6 +29,7 @@ ExchangeKind = Literal["direct", "fanout", "topic", "headers"]
 KINDS = ("direct", "fanout", "topic", "headers")
 PREFETCH_MAX = 65_535
 TOGETHER_MAX = 1000
+COUNT_SECONDS = 10.0
 NOT_FOUND = 404
 MESSAGE_ID = "message-id"
 logger = terminal.logger(__name__)
@@ -83,6 +86,7 @@ class AmqpBridge:
         self._done = threading.Event()
         """Nothing more is stored, and what was stored is to be acknowledged."""
         self._refusal: MillstreamError | None = None
+        self._behind: Behind | None = None
         self.on_ready: Callable[[], None] = lambda: None
         """Called whenever the broker has accepted the consumer."""
         landing.on_failure = self.stop
@@ -105,6 +109,9 @@ class AmqpBridge:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def behind(self) -> Behind | None:
+        return self._behind
 
     # ------------------------------------------------------------ the caller's thread
 
@@ -195,12 +202,23 @@ class AmqpBridge:
         channel.close()
 
     def _serve(self, connection: Any) -> None:
+        count_at = 0.0
         try:
             while not self._done.is_set():
                 connection.process_data_events(TAKE_SECONDS)
+                if time.monotonic() >= count_at:
+                    self._count(connection)
+                    count_at = time.monotonic() + COUNT_SECONDS
             connection.process_data_events(0)
         finally:
             drop(self._waiting)
+
+    def _count(self, connection: Any) -> None:
+        """What waits in the queue."""
+        channel = connection.channel()
+        answer = channel.queue_declare(self._source.queue, passive=True)
+        self._behind = Behind(answer.method.message_count, "messages")
+        channel.close()
 
     def _refuse(self, what: str) -> None:
         step = "check the user, the password, the queue and the exchange"

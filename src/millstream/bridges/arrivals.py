@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
@@ -52,3 +56,60 @@ class Landed(NamedTuple):
     stored: int
     duplicates: int
     dead: int
+
+
+@dataclass(slots=True)
+class Counts:
+    """Since the bridge was started."""
+
+    stored: int = 0
+    duplicates: int = 0
+    dead: int = 0
+    sent: int = 0
+    """What a gateway has delivered to callback URLs."""
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
+
+    @property
+    def total(self) -> int:
+        return self.stored + self.duplicates + self.dead + self.sent
+
+    def add(self, *, stored: int = 0, dead: int = 0, sent: int = 0) -> None:
+        """From any of several threads."""
+        with self._lock:
+            self.stored += stored
+            self.dead += dead
+            self.sent += sent
+
+    def summary(self) -> str:
+        return f"stored {self.stored:,}, duplicates {self.duplicates:,}, dead letters {self.dead:,}"
+
+
+class Passage:
+    """The messages that were received and are not stored yet."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._begun: dict[object, float] = {}
+        self.messages = 0
+
+    @contextmanager
+    def counted(self, messages: int) -> Iterator[None]:
+        """While the block runs, so many are on their way."""
+        if not messages:
+            yield
+            return
+        ticket = object()
+        with self._lock:
+            self._begun[ticket] = time.monotonic()
+            self.messages += messages
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._begun[ticket]
+                self.messages -= messages
+
+    def seconds(self, now: float) -> float:
+        """How long the first of them has waited."""
+        with self._lock:
+            return max(0.0, now - next(iter(self._begun.values()))) if self._begun else 0.0

@@ -19,9 +19,11 @@ from typing import Any
 import orjson
 
 from millstream import terminal
+from millstream.bridges.arrivals import Counts
 from millstream.bridges.json_records import as_json, written
 from millstream.bridges.landing import create_dead_letter_topic, dead_letter_topic
 from millstream.bridges.positions import position_of, position_text
+from millstream.bridges.reports import Behind
 from millstream.errors import BufferFull, InvalidInput, MillstreamError, NotFound, SinkUnavailable
 from millstream.log import Broker, Consumer, Producer, Record
 from millstream.records import duration
@@ -34,6 +36,7 @@ CALLBACKS_MAX = 200
 TOGETHER_MAX = 100
 POLL_SECONDS = 0.5
 PAUSE_SECONDS, PAUSE_SECONDS_MAX = 1.0, 60.0
+BEHIND_SECONDS = 5.0
 RETRY_FOR = "1 day"
 TABLES = """
 create table if not exists callbacks (
@@ -62,11 +65,14 @@ class Callback:
 class Delivery:
     """The thread of one callback."""
 
-    def __init__(self, log: Broker, store: CallbackStore, callback: Callback, position: str, retry_s: float) -> None:
+    def __init__(
+        self, log: Broker, store: CallbackStore, callback: Callback, position: str, retry_s: float, counts: Counts
+    ) -> None:
         self.callback = callback
         self._log = log
         self._store = store
         self._retry_s = retry_s
+        self._counts = counts
         self._stopped = threading.Event()
         self._sender = WebhookSender(callback.url, callback.secret, headers=callback.headers, sleep=self._sleep)
         self._position = position
@@ -101,6 +107,12 @@ class Delivery:
             "dead": self.dead,
             "failure": self.failure,
         }
+
+    def behind(self) -> int:
+        """How many records are not delivered yet, at most."""
+        topic = self.callback.topic
+        ends, position = position_of(self._log, topic, "latest"), position_of(self._log, topic, self._position)
+        return sum(max(0, end - position[number]) for number, end in ends.items())
 
     # ------------------------------------------------------------ its thread
 
@@ -158,6 +170,7 @@ class Delivery:
             try:
                 self._sender.deliver(id, body)
                 self.delivered += 1
+                self._counts.add(sent=1)
                 break
             except WebhookRefused as error:
                 self._bury(record, error.what)
@@ -187,6 +200,7 @@ class Delivery:
         headers = (("callback", self.callback.id.encode()),)
         self._dead_letters.send(dead_letter_topic(self.callback.topic), letter, record.key, headers=headers).wait()
         self.dead += 1
+        self._counts.add(dead=1)
 
     def _sleep(self, seconds: float) -> None:
         if self._stopped.wait(seconds):
@@ -246,11 +260,15 @@ class Callbacks:
         *,
         hosts: Sequence[str] = (),
         retry_for: str | timedelta = RETRY_FOR,
+        counts: Counts | None = None,
     ) -> None:
         """`hosts`: the only ones that URLs may have. `retry_for`: how long a record is tried before it is dead."""
         self._log = log
         self._hosts = frozenset(host.lower() for host in hosts)
         self._retry_s = duration(retry_for, what="retry_for").total_seconds()
+        self._counts = counts or Counts()
+        self._behind: Behind | None = None
+        self._behind_at = 0.0
         self._lock = threading.Lock()
         self._store = CallbackStore(path)
         self._deliveries: dict[str, Delivery] = {}
@@ -300,6 +318,19 @@ class Callbacks:
         with self._lock:
             return self._found(id).shown()
 
+    def behind(self) -> Behind | None:
+        """How many records the receiver that is furthest behind has not got yet."""
+        if time.monotonic() >= self._behind_at:
+            self._behind_at = time.monotonic() + BEHIND_SECONDS
+            with self._lock:
+                open = list(self._deliveries.values())
+            left = 0
+            for each in open:
+                with suppress(MillstreamError):  # its topic was deleted, or Kafka does not answer
+                    left = max(left, each.behind())
+            self._behind = Behind(left, "records")
+        return self._behind
+
     def close(self) -> None:
         with self._lock:
             for each in self._deliveries.values():
@@ -314,6 +345,8 @@ class Callbacks:
         return self._deliveries[id]
 
     def _start(self, callback: Callback, position: str) -> Delivery:
-        made = self._deliveries[callback.id] = Delivery(self._log, self._store, callback, position, self._retry_s)
+        made = self._deliveries[callback.id] = Delivery(
+            self._log, self._store, callback, position, self._retry_s, self._counts
+        )
         made.start()
         return made

@@ -5,6 +5,7 @@ So a bridge that hangs, or runs out of memory, holds up no other.
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millstream.bridges.reports import GIVEN_UP, NAME_VARIABLE, RESTARTING, forget, mark
 from millstream.errors import InvalidInput
 
 POSITIONAL = ("topic", "topics", "patterns")
@@ -79,11 +81,13 @@ class Fleet:
         log: str | None,
         report: Callable[[str], None],
         *,
+        reports: Path | None = None,
         retry_seconds: float = RETRY_SECONDS,
     ) -> None:
         self._bridges = bridges
         self._log = [] if log is None else ["--log", log]
         self._report = report
+        self._reports = reports
         self._retry_seconds = retry_seconds
         self._stopped = threading.Event()
         self._lock = threading.Lock()
@@ -115,15 +119,24 @@ class Fleet:
             code = self._run_once(bridge)
             timer.cancel()
             if self._stopped.is_set():
+                if self._reports is not None:
+                    forget(self._reports, bridge.name)
                 return
             if code in USER_ERRORS:
+                self._mark(bridge, GIVEN_UP, "its settings are wrong: fix them and start again")
                 self._report(f"[{bridge.name}] given up: fix its settings and start again")
                 self.given_up.append(bridge.name)
                 return
             pause = self._retry_seconds if lasted.is_set() else pause
+            self._mark(bridge, RESTARTING, f"it ended with code {code}")
             self._report(f"[{bridge.name}] ended with code {code}; starting again in {pause:g} s")
-            self._stopped.wait(pause)
+            if self._stopped.wait(pause) and self._reports is not None:
+                forget(self._reports, bridge.name)
             pause = min(2 * pause, RETRY_SECONDS_MAX)
+
+    def _mark(self, bridge: BridgeSettings, state: str, reason: str) -> None:
+        if self._reports is not None:
+            mark(self._reports, bridge.name, bridge.arguments[0], state, reason)
 
     def _run_once(self, bridge: BridgeSettings) -> int:
         command = [sys.executable, "-m", "millstream.cli", "listen", *self._placed(bridge.arguments)]
@@ -131,7 +144,12 @@ class Fleet:
             if self._stopped.is_set():
                 return 0
             process = self._processes[bridge.name] = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace"
+                command,
+                stdin=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                env={**os.environ, NAME_VARIABLE: bridge.name},
             )
         assert process.stderr is not None
         with process.stderr:

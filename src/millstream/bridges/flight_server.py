@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.flight as flight
 
 from millstream import terminal
+from millstream.bridges.reports import Served
 from millstream.errors import InvalidInput, InvalidRecord, MillstreamError, NotFound, UnknownTopic
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.embedded import EmbeddedLog
@@ -259,6 +260,7 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         super().__init__(location, tls_certificates=certificates, middleware={"tokens": Tokens(token)})
         self._log = log
         self.answers = Answers(log)
+        self.served = Served("flight")
 
     def wait_until_interrupted(self) -> None:
         """Serves until Ctrl-C; ends memberships of consumers that are gone meanwhile."""
@@ -327,8 +329,10 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
             for chunk in reader:
                 drafts.append(_drafted(chunk.data, int(given["producer"]), int(given["sequence"]) + len(drafts)))
             partition = topic.partition(int(given["partition"]))
-            since = given["tried_since"]
-            offsets = partition.append(drafts, sync=bool(given["sync"]), tried_since=since)
+            since, records = given["tried_since"], sum(draft.rows for draft in drafts)
+            with self.served.passage.counted(records):
+                offsets = partition.append(drafts, sync=bool(given["sync"]), tried_since=since)
+            self.served.counts.add(stored=records)
             writer.write(encoded(offsets))
 
 

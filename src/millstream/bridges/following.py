@@ -11,6 +11,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 from millstream import terminal
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.positioned import PositionedLanding
+from millstream.bridges.reports import Behind
 from millstream.errors import DamagedLog, InvalidInput, NotALog, StorageError
 
 READ_BYTES = 1 << 20
@@ -151,6 +153,14 @@ class FolderFollower:
                     del self._stored[identity]
                 self._open.pop(identity).file.close()
         return total
+
+    def behind(self) -> Behind | None:
+        """What is in the files and not stored. From any thread."""
+        left = 0
+        for followed in list(self._open.values()):
+            with suppress(OSError, ValueError):  # it was just closed
+                left += max(0, os.fstat(followed.file.fileno()).st_size - followed.offset)
+        return Behind(left, "bytes")
 
     def _look(self) -> set[str]:
         """Opens new files; returns all that are there."""

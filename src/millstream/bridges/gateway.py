@@ -20,6 +20,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from millstream import terminal
+from millstream.bridges.arrivals import Counts
 from millstream.bridges.callbacks import Callbacks
 from millstream.bridges.json_records import as_json, read_records, written
 from millstream.bridges.positions import position_of, position_text
@@ -113,8 +114,10 @@ class Gateway:
         *,
         read_only: bool,
         callbacks: Callbacks | None = None,
+        counts: Counts | None = None,
     ) -> None:
         self._log = log
+        self._counts = counts or Counts()
         self._producer = producer
         self._topics = frozenset(topics)
         self._read_only = read_only
@@ -154,11 +157,14 @@ class Gateway:
             for each in read_records(body)
         ]
         answers: list[dict[str, Any]] = []
+        rejected = 0
         for receipt in sent:
             try:
                 answers.append({"partition": receipt.partition, "offset": receipt.offset})
             except InvalidInput as error:  # this record alone
                 answers.append({"error": error.what})
+                rejected += 1
+        self._counts.add(stored=len(answers) - rejected)
         return answers
 
     def read(self, asked: Asked) -> Any:
@@ -278,11 +284,12 @@ def gateway(
     *,
     read_only: bool = False,
     callbacks: Callbacks | None = None,
+    counts: Counts | None = None,
 ) -> Iterator[Application]:
     """The ASGI application, until it is no longer served. With `callbacks`, they are registered here."""
     threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="millstream-gateway")
     producer = log.producer(acks="all")
-    made = Gateway(log, producer, topics, read_only=read_only, callbacks=callbacks)
+    made = Gateway(log, producer, topics, read_only=read_only, callbacks=callbacks, counts=counts)
     try:
         yield _app(made, access, threads)
     finally:

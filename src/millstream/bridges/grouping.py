@@ -31,6 +31,7 @@ class GroupedLanding:
         self._waiting: deque[_Waiter] = deque()
         self._held_bytes = 0
         self._committing: asyncio.Task[None] | None = None
+        landing.is_grouped = True
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="millstream-landing")
 
     async def land(self, arrivals: Sequence[Arrival]) -> Landed:
@@ -47,7 +48,8 @@ class GroupedLanding:
         self._held_bytes += size
         if self._committing is None:
             self._committing = loop.create_task(self._commit_all())
-        return await waiter.done
+        with self.landing.passage.counted(len(arrivals)):
+            return await waiter.done
 
     async def _commit_all(self) -> None:
         loop = asyncio.get_running_loop()

@@ -16,6 +16,7 @@ from millstream import terminal
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.aws_client import AwsAccount, call
 from millstream.bridges.positioned import PositionedLanding
+from millstream.bridges.reports import Behind
 from millstream.errors import ConnectorFailed, InvalidInput, SourceUnavailable, StorageError
 
 TOGETHER_MAX = 1000
@@ -53,6 +54,7 @@ class KinesisBridge:
         self._client = source.account.client("kinesis")
         self._positions: dict[str, Any] = landing.positions()
         self._iterators: dict[str, str] = {}
+        self._behind_s: dict[str, float] = {}
         self._stopped = threading.Event()
         self.on_ready: Callable[[], None] = lambda: None
 
@@ -76,6 +78,11 @@ class KinesisBridge:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def behind(self) -> Behind | None:
+        """How old what is read next is, by the shard that is furthest behind."""
+        known = list(self._behind_s.values())
+        return Behind(max(known), "seconds") if known else None
 
     def _call(self, request: Callable[..., Any], **arguments: Any) -> Any:
         return call(lambda: request(**arguments), SourceUnavailable, ConnectorFailed, self._where)
@@ -137,6 +144,7 @@ class KinesisBridge:
         iterator = self._iterators.pop(shard, None) or self._iterator(shard)
         answer = self._call(self._client.get_records, ShardIterator=iterator, Limit=TOGETHER_MAX)
         records, following = answer["Records"], answer.get("NextShardIterator")
+        self._behind_s[shard] = 0.0 if following is None else answer.get("MillisBehindLatest", 0) / 1000
         position = FINISHED if following is None else records[-1]["SequenceNumber"] if records else None
         if position is not None:
             self._landing.land([self._arrival(shard, record) for record in records], {shard: position})

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from millstream.bridges.arrivals import ID_HEADER, Arrival, Outcome
+from millstream.bridges.arrivals import ID_HEADER, Arrival, Counts, Outcome, Passage
 from millstream.bridges.known_ids import KnownIds
 from millstream.errors import AlreadyExists, InvalidRecord, MillstreamError, ProducerFenced, StorageError
 from millstream.log import Broker, Producer, Receipt
@@ -52,26 +52,14 @@ def id_header(arrival: Arrival) -> tuple[tuple[str, bytes], ...]:
     return () if arrival.id is None else ((ID_HEADER, arrival.id.encode()),)
 
 
-@dataclass(slots=True)
-class Counts:
-    """Since the bridge was started."""
-
-    stored: int = 0
-    duplicates: int = 0
-    dead: int = 0
-
-    def summary(self) -> str:
-        return f"stored {self.stored:,}, duplicates {self.duplicates:,}, dead letters {self.dead:,}"
-
-
 @dataclass(slots=True, eq=False)
-class _Passage:
+class _Crossing:
     """One message on its way."""
 
     arrival: Arrival
     outcome: Outcome | MillstreamError | None = None
     receipt: Receipt | None = None
-    twin: _Passage | None = None
+    twin: _Crossing | None = None
     """An earlier message of the same call with the same id."""
 
 
@@ -97,6 +85,9 @@ class Landing:
         self._log = log
         self.bridge = bridge
         self.counts = Counts()
+        self.passage = Passage()
+        self.is_grouped = False
+        """Whether what waits is counted before it gets here."""
         self.failure: MillstreamError | None = None
         """Why nothing can be stored any more: another process of this bridge has taken over."""
         self.on_failure: Callable[[], None] = lambda: None
@@ -123,10 +114,10 @@ class Landing:
 
     def land(self, arrivals: Sequence[Arrival]) -> list[Outcome | MillstreamError]:
         """Returns when every message is durable or has its error. It waits as long as the broker cannot store."""
-        with self._turn:
+        with self.passage.counted(0 if self.is_grouped else len(arrivals)), self._turn:
             if self.failure is not None:
                 return [self.failure] * len(arrivals)
-            newest: dict[tuple[str, str], _Passage] = {}
+            newest: dict[tuple[str, str], _Crossing] = {}
             passages = [self._begin(arrival, newest) for arrival in arrivals]
             self._store([each for each in passages if each.outcome is None and each.twin is None])
             return [self._end(each) for each in passages]
@@ -145,8 +136,8 @@ class Landing:
 
     # ------------------------------------------------------------ the steps of `land`
 
-    def _begin(self, arrival: Arrival, newest: dict[tuple[str, str], _Passage]) -> _Passage:
-        passage = _Passage(arrival)
+    def _begin(self, arrival: Arrival, newest: dict[tuple[str, str], _Crossing]) -> _Crossing:
+        passage = _Crossing(arrival)
         if arrival.id is not None:
             if arrival.id in self._piers[arrival.topic].known:
                 passage.outcome = Outcome.DUPLICATE
@@ -155,7 +146,7 @@ class Landing:
                 passage.twin = None if first is passage else first
         return passage
 
-    def _store(self, passages: Sequence[_Passage]) -> None:
+    def _store(self, passages: Sequence[_Crossing]) -> None:
         for passage in passages:
             if passage.arrival.fault is None:
                 self._try(passage, self._send_record)
@@ -166,7 +157,7 @@ class Landing:
                 self._try(passage, self._send_dead_letter)
             self._flush(unusable, dead=True)
 
-    def _try(self, passage: _Passage, send: Callable[[Arrival], Receipt]) -> None:
+    def _try(self, passage: _Crossing, send: Callable[[Arrival], Receipt]) -> None:
         try:
             passage.receipt = send(passage.arrival)
         except MillstreamError as error:
@@ -182,7 +173,7 @@ class Landing:
             self._with_dead_letters.add(arrival.topic)
         return send_dead_letter(self._piers[arrival.topic].producer, self.bridge, arrival)
 
-    def _flush(self, passages: Sequence[_Passage], *, dead: bool = False) -> None:
+    def _flush(self, passages: Sequence[_Crossing], *, dead: bool = False) -> None:
         waiting = [each for each in passages if each.receipt is not None]
         for topic in {each.arrival.topic for each in waiting}:
             own = [each.receipt for each in waiting if each.arrival.topic == topic and each.receipt is not None]
@@ -208,7 +199,7 @@ class Landing:
                     raise
                 time.sleep(RETRY_SECONDS)
 
-    def _note(self, passage: _Passage, error: MillstreamError, *, is_final: bool = False) -> None:
+    def _note(self, passage: _Crossing, error: MillstreamError, *, is_final: bool = False) -> None:
         if isinstance(error, InvalidRecord) and not is_final:
             passage.arrival.fault = error.what
             return
@@ -217,7 +208,7 @@ class Landing:
             self.failure = error
             self.on_failure()
 
-    def _end(self, passage: _Passage) -> Outcome | MillstreamError:
+    def _end(self, passage: _Crossing) -> Outcome | MillstreamError:
         if passage.twin is not None:
             first = passage.twin.outcome
             passage.outcome = first if isinstance(first, MillstreamError) else Outcome.DUPLICATE

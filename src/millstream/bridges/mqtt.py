@@ -20,6 +20,7 @@ from millstream.bridges.landing import Landing
 from millstream.bridges.mqtt_client import MqttBroker
 from millstream.bridges.mqtt_connection import MqttConnection, Session
 from millstream.bridges.mqtt_wire import Published
+from millstream.bridges.reports import Behind
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
 
 WAITING_MAX = 8000
@@ -101,6 +102,10 @@ class MqttBridge:
         self._stopped.set()
         if (connection := self._connection) is not None:
             connection.stop()
+
+    def behind(self) -> Behind | None:
+        """What the broker has sent and is not being stored yet; what it keeps for later, it does not tell."""
+        return Behind(self._waiting_count, "messages")
 
     # ------------------------------------------------------------ the caller's thread
 

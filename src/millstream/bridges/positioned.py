@@ -11,8 +11,8 @@ from typing import Any
 
 import orjson
 
-from millstream.bridges.arrivals import Arrival
-from millstream.bridges.landing import Counts, create_dead_letter_topic, send_dead_letter
+from millstream.bridges.arrivals import Arrival, Counts, Passage
+from millstream.bridges.landing import create_dead_letter_topic, send_dead_letter
 from millstream.errors import AlreadyExists, InvalidRecord
 from millstream.log import Broker, Receipt
 
@@ -27,10 +27,15 @@ class PositionedLanding:
         self._log = log
         self.bridge, self.topic = bridge, topic
         self.counts = Counts()
+        self.passage = Passage()
         with suppress(AlreadyExists):
             log.create_topic(POSITIONS, compaction=True)
         self._producer = log.producer(name=f"bridge.{bridge}.{topic}", acks="all")
         self._prefix = f"{bridge}/{topic}/"
+
+    @property
+    def topics(self) -> list[str]:
+        return [self.topic]
 
     def positions(self) -> dict[str, Any]:
         """The stored positions, by what they are positions in."""
@@ -47,8 +52,9 @@ class PositionedLanding:
 
         Raises StorageError if nothing was stored, and it can be tried again.
         """
-        while not self._is_landed(arrivals, positions):
-            continue  # once more, with what does not fit its topic as dead letters
+        with self.passage.counted(len(arrivals)):
+            while not self._is_landed(arrivals, positions):
+                continue  # once more, with what does not fit its topic as dead letters
         dead = sum(arrival.fault is not None for arrival in arrivals)
         self.counts.dead += dead
         self.counts.stored += len(arrivals) - dead

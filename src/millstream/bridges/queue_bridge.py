@@ -16,6 +16,7 @@ from millstream.bridges.arrivals import Arrival
 from millstream.bridges.broker_address import BrokerAddress
 from millstream.bridges.broker_failures import ConnectionLost, Rejected
 from millstream.bridges.landing import Landing
+from millstream.bridges.reports import Behind
 from millstream.errors import MillstreamError, SourceUnavailable
 
 RECONNECT_SECONDS, RECONNECT_SECONDS_MAX = 0.5, 60.0
@@ -95,6 +96,10 @@ class QueueBridge:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def behind(self) -> Behind | None:
+        """These protocols do not tell what waits in the queue."""
+        return None
 
     def _store(self, connection: Receiving, deliveries: Sequence[Delivery]) -> None:
         if not deliveries:

@@ -46,6 +46,11 @@ class Traffic:
     """Datagrams for which there was no space, here or in the operating system."""
     numbers: Numbers = field(default_factory=Numbers)
 
+    @property
+    def missing(self) -> int:
+        """Numbers that never came; without numbers, datagrams that were dropped."""
+        return self.dropped if self.numbers.next is None else self.numbers.missing
+
     def summary(self) -> str:
         parts = [f"dropped {self.dropped:,}"]
         if self.numbers.next is not None:

@@ -7,6 +7,7 @@ is stored once.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,14 @@ from millstream import terminal
 from millstream.bridges.arrivals import Arrival
 from millstream.bridges.aws_client import AwsAccount, call
 from millstream.bridges.landing import Landing
+from millstream.bridges.reports import Behind
 from millstream.errors import ConnectorFailed, InvalidInput, MillstreamError, SourceUnavailable
 
 TOGETHER_MAX = 200
 REQUEST_MAX = 10
 """Messages in one request of SQS."""
 WAIT_SECONDS = 1
+COUNT_SECONDS = 10.0
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.5, 60.0
 VISIBILITY_SECONDS, VISIBILITY_SECONDS_MAX = 60, 43_200
 logger = terminal.logger(__name__)
@@ -62,6 +65,8 @@ class SqsBridge:
         self._client = source.account.client("sqs")
         self._url = ""
         self._stopped = threading.Event()
+        self._behind: Behind | None = None
+        self._count_at: float | None = 0.0
         self.on_ready: Callable[[], None] = lambda: None
         landing.on_failure = self.stop
 
@@ -73,6 +78,7 @@ class SqsBridge:
                 if not self._url:
                     self._url = self._call(self._client.get_queue_url, QueueName=self._source.queue)["QueueUrl"]
                     self.on_ready()
+                self._count()
                 self._store(self._received())
                 pause = RETRY_SECONDS
             except SourceUnavailable as error:
@@ -84,6 +90,22 @@ class SqsBridge:
 
     def stop(self) -> None:
         self._stopped.set()
+
+    def behind(self) -> Behind | None:
+        return self._behind
+
+    def _count(self) -> None:
+        """What waits in the queue. A user may receive without the permission to ask for that."""
+        if self._count_at is None or time.monotonic() < self._count_at:
+            return
+        name = "ApproximateNumberOfMessages"
+        try:
+            answer = self._call(self._client.get_queue_attributes, QueueUrl=self._url, AttributeNames=[name])
+        except ConnectorFailed:
+            self._count_at = None
+        else:
+            self._behind = Behind(int(answer["Attributes"][name]), "messages")
+            self._count_at = time.monotonic() + COUNT_SECONDS
 
     def _call(self, request: Callable[..., Any], **arguments: Any) -> Any:
         return call(lambda: request(**arguments), SourceUnavailable, ConnectorFailed, self._where)

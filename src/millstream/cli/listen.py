@@ -89,6 +89,7 @@ def http(
     from millstream.bridges import http_listener
     from millstream.bridges.bodies import EventFormat
     from millstream.bridges.landing import Landing
+    from millstream.bridges.reports import reported
     from millstream.records import size_bytes
     from millstream.secrets import Secret
     from millstream.serving.access import Access, ListenAddress, read_token
@@ -127,11 +128,12 @@ def http(
         landing.on_failure = stop
         http_listener.share_processor()
         try:
-            running.run(sockets=[taken])
+            with reported(log, "http", landing):
+                running.run(sockets=[taken])
+                if landing.failure is not None:
+                    raise landing.failure
         finally:
             show_note(landing.counts.summary())
-        if landing.failure is not None:
-            raise landing.failure
 
 
 def gateway(
@@ -178,17 +180,20 @@ def gateway(
     from millstream.bridges.connection import BridgeConnection
     from millstream.bridges.gateway import BODY_BYTES_MAX
     from millstream.bridges.gateway import gateway as opened
+    from millstream.bridges.reports import Served, reported, unknown
+    from millstream.bridges.running import bridge_name
 
     address = ListenAddress.of(host, port)
     access = Access.at(address, allowed_hosts=allowed_host or [], token=read_token(token_file, os.environ))
+    served = Served(bridge_name("gateway", f"{host}:{port}"), topics or ())
     with ExitStack() as opening:
         log = opening.enter_context(session.log())
-        registered = None
+        registered, behind = None, unknown
         if callbacks is not None:
-            made = Callbacks(log, callbacks, hosts=callback_host or [], retry_for=retry_for)
-            registered = opening.enter_context(closing(made))
+            made = Callbacks(log, callbacks, hosts=callback_host or [], retry_for=retry_for, counts=served.counts)
+            behind, registered = made.behind, opening.enter_context(closing(made))
         application = opening.enter_context(
-            opened(log, access, topics or [], read_only=read_only, callbacks=registered)
+            opened(log, access, topics or [], read_only=read_only, callbacks=registered, counts=served.counts)
         )
         taken = opening.enter_context(listening(address))
         url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local, is_tls=tls_cert is not None)
@@ -196,7 +201,8 @@ def gateway(
         running = server(
             application, BridgeConnection, certificate=tls_cert, key=tls_key, message_bytes_max=BODY_BYTES_MAX
         )
-        running.run(sockets=[taken])
+        with reported(log, "gateway", served, behind):
+            running.run(sockets=[taken])
 
 
 def flight(
@@ -217,6 +223,7 @@ def flight(
       MILLSTREAM_TOKEN=$(cat token) millstream topics list --log flight+tls://192.0.2.7:8815?ca=ca.pem
     """
     from millstream.bridges.flight_server import FlightServer
+    from millstream.bridges.reports import reported
     from millstream.log import open_embedded
     from millstream.serving.access import ListenAddress, read_token, require_token
 
@@ -232,7 +239,8 @@ def flight(
             if not address.is_local and tls is None:
                 warn("without --tls-cert, anyone on the network path can read the token and the records", as_json=False)
             show_note(f"the log is at flight{'+tls' if tls else ''}://{host}:{server.port} until Ctrl-C")
-            server.wait_until_interrupted()
+            with reported(log, "flight", server.served):
+                server.wait_until_interrupted()
 
 
 def mqtt(
@@ -285,7 +293,7 @@ def mqtt(
     name = bridge_name("mqtt", f"{at} {client_id}")
     with session.log() as log, Landing(log, name, [topic], keep_ids=keep_ids) as landing:
         what = f"{', '.join(subscribe)} for topic '{topic}'"
-        listen_queues.run_until_stopped(MqttBridge(source, landing, topic), landing.counts, what)
+        listen_queues.run_until_stopped(log, "mqtt", MqttBridge(source, landing, topic), landing, what)
 
 
 def files(
@@ -310,6 +318,7 @@ def files(
 
     from millstream.bridges.following import FolderFollower
     from millstream.bridges.positioned import PositionedLanding
+    from millstream.bridges.reports import reported
     from millstream.bridges.running import bridge_name
     from millstream.records import size_bytes
 
@@ -320,7 +329,8 @@ def files(
             signal.signal(number, lambda *_: follower.stop())
         show_note(f"following {', '.join(patterns)} for topic '{topic}' until Ctrl-C")
         try:
-            follower.run(once=once)
+            with reported(log, "files", landing, follower.behind):
+                follower.run(once=once)
         finally:
             show_note(landing.counts.summary())
 

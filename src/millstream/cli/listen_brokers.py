@@ -116,7 +116,8 @@ def _receive(
 
     name = bridge_name(source.kind, f"{at} {source.destination} {source.subscription}")
     with session.log() as log, Landing(log, name, [topic], keep_ids=received.keep_ids) as landing:
-        run_until_stopped(bridge(landing), landing.counts, f"'{source.destination}' for topic '{topic}'")
+        what = f"'{source.destination}' for topic '{topic}'"
+        run_until_stopped(log, source.kind, bridge(landing), landing, what)
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (amqp1, stomp)

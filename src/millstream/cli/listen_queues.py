@@ -16,7 +16,8 @@ from millstream.cli.session import Options, Session, complete_topics
 from millstream.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from millstream.bridges.landing import Counts
+    from millstream.bridges.reports import Behind, Entrance
+    from millstream.log import Broker
     from millstream.secrets import Secret
 
 Topic = Annotated[str, typer.Argument(metavar="TOPIC", autocompletion=complete_topics)]
@@ -58,6 +59,8 @@ class Running(Protocol):
     def run(self) -> None: ...
 
     def stop(self) -> None: ...
+
+    def behind(self) -> Behind | None: ...
 
 
 def amqp(
@@ -108,7 +111,8 @@ def amqp(
     )
     name = bridge_name("amqp", f"{at} {queue}")
     with session.log() as log, Landing(log, name, [topic], keep_ids=keep_ids) as landing:
-        run_until_stopped(AmqpBridge(source, landing, topic), landing.counts, f"queue '{queue}' for topic '{topic}'")
+        bridge = AmqpBridge(source, landing, topic)
+        run_until_stopped(log, "amqp", bridge, landing, f"queue '{queue}' for topic '{topic}'")
 
 
 def sqs(
@@ -145,7 +149,8 @@ def sqs(
     source = SqsSource(account, queue, visibility, id_attribute, sns, size_bytes(max_message))
     name = bridge_name("sqs", f"{region} {endpoint} {queue}")
     with session.log() as log, Landing(log, name, [topic], keep_ids=keep_ids) as landing:
-        run_until_stopped(SqsBridge(source, landing, topic), landing.counts, f"queue '{queue}' for topic '{topic}'")
+        bridge = SqsBridge(source, landing, topic)
+        run_until_stopped(log, "sqs", bridge, landing, f"queue '{queue}' for topic '{topic}'")
 
 
 def kinesis(
@@ -177,7 +182,8 @@ def kinesis(
     source = KinesisSource(AwsAccount(region, endpoint), stream, size_bytes(max_message), when_recreated)
     name = bridge_name("kinesis", f"{region} {endpoint} {stream}")
     with session.log() as log, PositionedLanding(log, name, topic) as landing:
-        run_until_stopped(KinesisBridge(source, landing), landing.counts, f"stream '{stream}' for topic '{topic}'")
+        bridge = KinesisBridge(source, landing)
+        run_until_stopped(log, "kinesis", bridge, landing, f"stream '{stream}' for topic '{topic}'")
 
 
 def password_in(variable: str) -> Secret | None:
@@ -187,15 +193,18 @@ def password_in(variable: str) -> Secret | None:
     return None if given is None else Secret(given)
 
 
-def run_until_stopped(bridge: Running, counts: Counts, what: str) -> None:
+def run_until_stopped(log: Broker, kind: str, bridge: Running, landing: Entrance, what: str) -> None:
     """By Ctrl-C or SIGTERM, or because it fails."""
+    from millstream.bridges.reports import reported
+
     bridge.on_ready = lambda: show_note(f"receiving {what} until Ctrl-C")
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: bridge.stop())
     try:
-        bridge.run()
+        with reported(log, kind, landing, bridge.behind):
+            bridge.run()
     finally:
-        show_note(counts.summary())
+        show_note(landing.counts.summary())
 
 
 COMMANDS: tuple[Callable[..., None], ...] = (amqp, sqs, kinesis)

@@ -269,6 +269,7 @@ def _receive(session: Session, kind: type[PeerBridge[Address]], source: PeerSour
     import signal
 
     from millstream.bridges.landing import Landing
+    from millstream.bridges.reports import reported
     from millstream.bridges.running import bridge_name
 
     at = source.address.text
@@ -278,7 +279,8 @@ def _receive(session: Session, kind: type[PeerBridge[Address]], source: PeerSour
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: bridge.stop())
         try:
-            bridge.run()
+            with reported(log, kind.name, landing, missing=lambda: bridge.missing):
+                bridge.run()
         finally:
             show_note(f"{landing.counts.summary()}, missing numbers {bridge.missing:,}")
 
@@ -309,6 +311,7 @@ def _reader(
 def _serve(session: Session, doors: Doors, reader: Reader, kind: str, where: str) -> None:
     from millstream.bridges import running
     from millstream.bridges.landing import Landing
+    from millstream.bridges.reports import reported
     from millstream.bridges.socket_listener import Traffic
 
     traffic = Traffic()
@@ -318,6 +321,7 @@ def _serve(session: Session, doors: Doors, reader: Reader, kind: str, where: str
             show_note(f"listening at {where} for topic '{reader.topic}' until Ctrl-C")
 
         try:
-            running.serve(landing, doors, reader, traffic, ready)
+            with reported(log, kind, landing, missing=lambda: traffic.missing):
+                running.serve(landing, doors, reader, traffic, ready)
         finally:
             show_note(f"{landing.counts.summary()}, {traffic.summary()}")

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
+from millstream.bridges.reports import FOLDER as BRIDGES
 from millstream.serving.access import Access
 from millstream.supervision.alerting import Alerting
 from millstream.supervision.calls import Calls
 from millstream.supervision.http import Admission, app
 from millstream.supervision.status import Status
 from millstream.supervision.supervisor import Supervisor
+from millstream.web_console.bridges import bridge_route
 from millstream.web_console.dashboards import dashboard_routes
 from millstream.web_console.dead_letters import DeadLetters
 from millstream.web_console.front_door import FrontDoor
@@ -46,6 +48,7 @@ def with_console(
             *topics.routes(),
             *DeadLetters(supervisor, topics, user).routes(),
             *dashboard_routes(supervisor),
+            bridge_route(supervisor.jobs.parent / BRIDGES),
             *calls.routes(),
         ]
         interface = app(supervisor, status, admission, user, alerting=alerting, more=more)

@@ -1,8 +1,8 @@
-"""The console: how long it takes to draw a time plane and to list topics, and what ten open pages cost a running job.
+"""The console: the times to draw a time plane and to list topics and jobs, and what ten open pages cost a running job.
 
 The plane has 100,000 rows in view and is drawn in Chromium, where it is zoomed and moved. The cost is the ratio of the
-median batch times of a job on Spark with ten pages open, as their requests, and with none, in turns. The list has
-10,000 topics.
+median batch times of a job on Spark with ten pages open, as their requests, and with none, in turns. The lists have
+10,000 topics and 1,000 jobs, which run as far as their files and the supervisor say.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
+from millstream.jobs.job_progress import Progress, ProgressFile
 from millstream.jobs.plan_document import write_plan
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
@@ -45,7 +46,7 @@ from debian_servers import MISSING, program
 TOKEN = "0123456789abcdef"
 BATCHES, ROWS = 200, 500
 PAGES = 10
-TOPICS = 10_000
+TOPICS, JOBS = 10_000, 1_000
 FLOW = """\
 import millstream as ms
 
@@ -67,24 +68,28 @@ def flow() -> ms.Flow:
 
 
 @contextmanager
-def console(folder: Path) -> Iterator[FrontDoor]:
-    """A supervisor in this process, with a job that has a plan."""
+def console(folder: Path, running: int = 0) -> Iterator[FrontDoor]:
+    """A supervisor in this process, with a job that has stopped, and others that run as far as their files say."""
     supervisor = Supervisor(folder, str(folder / "log"), folder / "log" / "jobs")
-    supervisor.store.add(JobSpecification("pumps", "/nowhere/flow.py", "pumps"), "ann", Observed.STOPPED, None)
-    (folder / "log" / "jobs" / "pumps").mkdir(parents=True)
-    write_plan(folder / "log" / "jobs" / "pumps", "pumps", PhysicalPlan(tuple(flow().check()), 4))
+    plan = PhysicalPlan(tuple(flow().check()), 4)
+    for name in ("pumps", *(f"job-{number:04}" for number in range(running))):
+        observed = Observed.STOPPED if name == "pumps" else Observed.RUNNING
+        supervisor.store.add(JobSpecification(name, "/nowhere/flow.py", name), "ann", observed, None)
+        (folder / "log" / "jobs" / name).mkdir(parents=True)
+        write_plan(folder / "log" / "jobs" / name, name, plan)
+        ProgressFile(folder / "log" / "jobs" / name).write(name, Progress(batch=7, rows_read=1000), 3)
     with socket.create_server(("127.0.0.1", 0)) as at:
         access = Access.at(ListenAddress.of("127.0.0.1", 0), token=TOKEN)
         url = f"http://127.0.0.1:{at.getsockname()[1]}"
         with with_console(
             supervisor, Status(supervisor), str(folder / "log"), access, access, TOKEN, url, "ann"
         ) as door:
-            running = server(door)
-            door.ends = lambda: running.should_exit
-            thread = threading.Thread(target=running.run, kwargs={"sockets": [at]}, daemon=True)
+            serving = server(door)
+            door.ends = lambda: serving.should_exit
+            thread = threading.Thread(target=serving.run, kwargs={"sockets": [at]}, daemon=True)
             thread.start()
             yield door
-            running.should_exit = True
+            serving.should_exit = True
             thread.join()
 
 
@@ -153,13 +158,26 @@ def topics_list_ms(count: int, asked: int) -> float:
         first = Path(folder) / "log" / "topics" / "topic-00000"
         for number in range(1, count):  # creating each would take minutes: it waits for the disk
             shutil.copytree(first, first.with_name(f"topic-{number:05}"), copy_function=os.link)
-        client = FrontDoorClient(door.link())
-        times = []
-        for _ in range(asked):
-            started = time.perf_counter()
-            found = json.loads(client.answer("/v1/topics"))
-            times.append(1000 * (time.perf_counter() - started))
-            assert len(found) == count
+        return answer_ms(door, "/v1/topics", count, asked)
+
+
+def jobs_list_ms(count: int, asked: int) -> float:
+    """The median time of the answer with all jobs, their states and their progress."""
+    with tempfile.TemporaryDirectory() as folder, console(Path(folder), running=count) as door:
+        return answer_ms(door, "/v1/jobs", count + 1, asked)
+
+
+LISTS = ((topics_list_ms, TOPICS), (jobs_list_ms, JOBS))
+
+
+def answer_ms(door: FrontDoor, path: str, count: int, asked: int) -> float:
+    """The median time of an answer, which is a list of so many."""
+    client, times = FrontDoorClient(door.link()), []
+    for _ in range(asked):
+        started = time.perf_counter()
+        found = json.loads(client.answer(path))
+        times.append(1000 * (time.perf_counter() - started))
+        assert len(found) == count
     return statistics.median(times)
 
 
@@ -280,11 +298,12 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="fewer frames and batches, within a minute")
     quick = options.parse_args().quick
     frame_ms = plane_frame_ms(60 if quick else 400)
-    list_ms = topics_list_ms(TOPICS, 3 if quick else 20)
+    topics_ms, jobs_ms = (listed(count, 3 if quick else 20) for listed, count in LISTS)
     overhead = console_overhead(*((2, 6.0) if quick else (6, 30.0)))
     figures = {
         "plane_frame_ms_100k": round(frame_ms, 2),
-        f"topics_list_ms_{TOPICS // 1000}k": round(list_ms, 1),
+        f"topics_list_ms_{TOPICS // 1000}k": round(topics_ms, 1),
+        f"jobs_list_ms_{JOBS // 1000}k": round(jobs_ms, 1),
         "console_overhead": round(overhead, 3),
     }
     print(json.dumps({"benchmark": "console", "quick": quick, **figures}))

@@ -40,8 +40,14 @@ WAIT_S = PATIENCE_S
 def new_topic(bootstrap: str) -> str:
     """A topic of one partition, with the brokers' default number of replicas."""
     name = f"t{uuid.uuid4().hex}"
-    admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
-    admin.create_topics([NewTopic(name, 1)])[name].result(WAIT_S)
+
+    def made() -> bool:
+        admin = AdminClient({"bootstrap.servers": bootstrap, "log_level": 0})
+        with contextlib.suppress(KafkaException):  # a client waits for the broker it was told of, even if that has died
+            admin.create_topics([NewTopic(name, 1)], request_timeout=10)[name].result()
+        return name in admin.list_topics(timeout=WAIT_S).topics
+
+    until(made, f"the topic {name} to be created")
     return name
 
 

@@ -121,3 +121,17 @@ def test_what_each_acks_promises(kafka3: KafkaCluster) -> None:
                 with log.producer(acks=acks) as producer:
                     assert producer.send(topic, str(acks).encode()).wait(timeout=PATIENCE_S).offset >= 0
         assert {record.value for record in read(log, topic)} >= {b"1", b"all"}
+
+
+def test_a_topic_is_created_while_the_controller_that_the_client_knows_is_dead(kafka3: KafkaCluster) -> None:
+    """Clients are told any broker as the controller, since all forward requests, and wait for that one alone.
+
+    Method: each of them dies in turn, so one that a client knows does, before and after another client has asked.
+    """
+    with KafkaLog(f"kafka://{kafka3.bootstrap}") as log:
+        for _ in range(2):
+            topic = f"during-{uuid.uuid4().hex[:8]}"
+            known = log.clients.admin.list_topics(timeout=PATIENCE_S).controller_id
+            with killed(kafka3, known):
+                log.create_topic(topic)
+                assert topic in log.topics()

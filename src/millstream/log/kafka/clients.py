@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from millstream import terminal
@@ -234,6 +235,16 @@ class Clients:
         """All answers to a request of the admin client; raises the first failure."""
 
         def wait() -> dict[Any, Any]:
-            return {what: future.result(seconds) for what, future in ask().items()}
+            deadline = time.monotonic() + seconds
+            return {what: self._result(future, deadline) for what, future in ask().items()}
 
         return self.retrying(wait, where, seconds)
+
+    def _result(self, future: Future[Any], deadline: float) -> Any:
+        """The client waits for the controller it knows and never looks for another if that one has died: we do."""
+        while (left := deadline - time.monotonic()) > GLANCE_SECONDS:
+            with suppress(TimeoutError):
+                return future.result(GLANCE_SECONDS)
+            with suppress(client_module().KafkaException):
+                self.admin.list_topics(timeout=GLANCE_SECONDS)
+        return future.result(max(0.0, left))

@@ -26,6 +26,7 @@ from millstream.records import Schema
 
 REPLICAS = 3
 LOOK_SECONDS = 0.05
+ATTEMPT_SECONDS = 10.0  # a request for offsets waits for the leaders of its beginning; the next one asks the new ones
 MILLISECOND = timedelta(milliseconds=1)
 FOREVER = "-1"
 MIN_IN_SYNC = "min.insync.replicas"
@@ -275,8 +276,9 @@ def offsets(
         wanted = specs.earliest() if spec == "earliest" else specs.latest()
     request = {confluent_kafka.TopicPartition(*place): wanted for place in asked}
     level = levels.READ_COMMITTED if committed else levels.READ_UNCOMMITTED
+    where, attempt = ", ".join(map(str, asked[:3])), min(seconds, ATTEMPT_SECONDS)
     answers = clients.answered(
-        lambda: clients.admin.list_offsets(request, isolation_level=level), ", ".join(map(str, asked[:3])), seconds
+        lambda: clients.admin.list_offsets(request, isolation_level=level, request_timeout=attempt), where, seconds
     )
     found = {TopicPartition(place.topic, place.partition): answer.offset for place, answer in answers.items()}
     later = [place for place, offset in found.items() if offset < 0]

@@ -40,6 +40,7 @@ class _Frame(NamedTuple):
 class EmbeddedEventLog:
     has_random_access = True
     has_gaps = False
+    has_milliseconds = False
     on_lost = "error"  # removed events leave holes, which a consumer passes over
 
     def __init__(self, log: EmbeddedLog, topic: str) -> None:

@@ -49,6 +49,7 @@ CODEC_SCHEMA = Schema.of(SCHEMA)
 class KafkaEventLog:
     has_random_access = False
     has_gaps = True  # the end of a transaction takes an offset
+    has_milliseconds = True
     on_lost = "earliest"  # what comes before the first record that is left was removed, see `remove`
     index_path: Path | None = None
 

@@ -44,6 +44,8 @@ class EventLog(Protocol):
     has_random_access: bool
     has_gaps: bool
     """Whether there may be positions without a record."""
+    has_milliseconds: bool
+    """Whether a position is found by a time in milliseconds only."""
     on_lost: str
     """What a subscription does if the events at its position were deleted, a setting of consumers."""
 

@@ -288,11 +288,13 @@ class EventStore:
     def subscribe(self, start: Start = "earliest", *, group: str | None = None) -> Subscription:
         """All events from a point on, then new ones as they are recorded.
 
-        `start` is 'earliest', 'latest', a position or a time. Subscriptions with the same `group` continue where the
-        last one has stopped.
+        `start` is 'earliest', 'latest', a position or a time, which on Kafka counts to the millisecond. Subscriptions
+        with the same `group` continue where the last one has stopped.
         """
         self._check_open()
         given = {} if group is None else {"group": group}
+        if isinstance(start, datetime) and self._log.has_milliseconds:
+            start = start.replace(microsecond=start.microsecond // 1000 * 1000)
         consumer = self._broker.consumer(self.name, start=start, on_lost=self._log.on_lost, **given)
         made = Subscription(consumer, self._contents)
         self._subscriptions.append(made)

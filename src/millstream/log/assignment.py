@@ -116,8 +116,12 @@ class Assignment:
 
     def _check_topics(self) -> None:
         """Raises if every topic was deleted, even if another of the same name has been created since."""
-        if self._subscription.pattern is not None:
-            return  # there may be new ones
+        if self._subscription.pattern is not None:  # there may be new ones
+            # On Kafka reading goes on in a topic that was created again, at an offset of the one before.
+            current = {topic: self._identity(topic) or "" for topic in self._identities}
+            if self.agreeing is None and current != self._identities:
+                self.drop_deleted()
+            return
         left = 0
         for topic, identity in self._identities.items():
             try:
@@ -132,11 +136,12 @@ class Assignment:
         if self._subscription.pattern is None:
             return False
         for topic, identity in list(self._identities.items()):
-            current = self._identity(topic)
+            current = self._identity(topic) or ""
             if current != identity:
-                self.forget([place for place in self.places if place.topic == topic])
+                if identity:  # otherwise it is the next one that is read, if any
+                    self.forget([place for place in self.places if place.topic == topic])
                 self._subscription.search_again(topic)
-                self._identities[topic] = current or ""
+                self._identities[topic] = current
         self.must_assign = True
         return True
 

@@ -67,7 +67,7 @@ class KafkaMember:
 
     def join(self, topics: Sequence[str]) -> None:
         self._subscribe_client(topics)
-        deadline = time.monotonic() + JOIN_SECONDS
+        deadline = time.monotonic() + (JOIN_SECONDS if topics else 0.0)
         while not self._has_joined and time.monotonic() < deadline:
             self._fetching.poll(SLICE_SECONDS)
 
@@ -77,7 +77,11 @@ class KafkaMember:
         self._subscribe_client(topics)
 
     def _subscribe_client(self, topics: Sequence[str]) -> None:
+        """Without topics, as a pattern may have none yet, it is no member: Kafka accepts no empty list."""
         with translated_errors(self._fetching.where):
+            if not topics:
+                self._client.unsubscribe()
+                return
             self._client.subscribe(
                 list(topics), on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost
             )

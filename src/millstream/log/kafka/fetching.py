@@ -273,6 +273,9 @@ class KafkaFetching:
             return self._ends(GLANCE_SECONDS)
         except KafkaUnavailable:  # read when the brokers are back
             return {}
+        except UnknownTopic:  # one of several, without which the others continue
+            self._assignee.check_topics_soon()
+            return {}
 
     def _ends(self, seconds: float) -> dict[TopicPartition, int]:
         places = sorted(self.readers)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from ipaddress import ip_network
+from itertools import count
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.bridges import running
+from millstream.bridges.arrivals import Arrival, Landed
 from millstream.bridges.framing import Counted, Lines, Piece, Unframed
+from millstream.bridges.grouping import GroupedLanding
 from millstream.bridges.landing import Landing
 from millstream.bridges.sequences import MISSING_MAX, Sequence
 from millstream.bridges.socket_listener import (
@@ -31,7 +34,7 @@ from millstream.bridges.socket_listener import (
     unix_socket,
 )
 from millstream.bridges.syslog import NotSyslog, parsed
-from millstream.errors import InvalidInput
+from millstream.errors import BufferFull, InvalidInput
 from millstream.log import EmbeddedLog
 from millstream.serving.access import ListenAddress
 from millstream.serving.http import bound
@@ -242,6 +245,48 @@ def test_numbered_datagrams_of_two_lines_are_merged(logs: EmbeddedLog) -> None:
         assert "missing numbers 1, repeated 3" in traffic.summary()
     sequences = [dict(record.headers)["sequence"] for record in records(logs, "logs")]
     assert sorted(sequences) == [b"0", b"1", b"2", b"3", b"5", b"6"]
+
+
+def test_what_one_line_had_no_space_for_comes_from_the_other(
+    logs: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Method: what line A brings first is not taken; line B brings the same later."""
+    land, calls = GroupedLanding.land, count()
+
+    async def full_at_first(self: GroupedLanding, arrivals: list[Arrival]) -> Landed:
+        if next(calls) == 0:
+            raise BufferFull("there is no space")
+        return await land(self, arrivals)
+
+    monkeypatch.setattr(GroupedLanding, "land", full_at_first)
+    with (
+        datagram_socket("127.0.0.1", 0) as a,
+        datagram_socket("127.0.0.1", 0) as b,
+        serving(logs, Doors(datagrams=[a, b], numbered=Numbered(0, 8)), Reader("logs", "lines")) as traffic,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.sendto((7).to_bytes(8) + b"quote", a.getsockname())
+        until(lambda: traffic.numbers.missing == 1, "it was dropped, and is missing")
+        assert traffic.dropped == 1
+        sender.sendto((7).to_bytes(8) + b"quote", b.getsockname())
+        assert stored(logs, 1) == [(7).to_bytes(8) + b"quote"]
+        assert traffic.numbers.missing == 0
+
+
+def test_a_datagram_that_is_too_long(logs: EmbeddedLog) -> None:
+    with (
+        datagram_socket("127.0.0.1", 0) as at,
+        serving(logs, Doors(datagrams=[at]), Reader("logs", "lines", 10)),
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sender,
+    ):
+        sender.sendto(b"0123456789a", at.getsockname())
+        sender.sendto(b"0123456789", at.getsockname())
+        assert stored(logs, 1) == [b"0123456789"]
+        (letter,) = stored(logs, 1, "logs.dead")
+        assert (letter["value"], letter["reason"]) == (
+            b"0123456789",
+            "the datagram is longer than 10 bytes, and was cut",
+        )
 
 
 def test_multicast(logs: EmbeddedLog) -> None:

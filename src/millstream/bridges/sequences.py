@@ -42,3 +42,8 @@ class Sequence:
             return True
         self.duplicates += 1
         return False
+
+    def give_back(self, number: int) -> None:
+        """It was new, and could not be stored: it is missing until it comes again."""
+        if self.next is not None and self.next - MISSING_MAX <= number < self.next:
+            self._missing.add(number)

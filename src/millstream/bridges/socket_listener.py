@@ -32,6 +32,8 @@ DATAGRAMS_AT_ONCE = 512
 CONNECTIONS_MAX = 1000
 RETRY_SECONDS = 0.05
 BUFFER_BYTES = 8 << 20
+SEQUENCE = "sequence"
+"""The header with the number of a datagram."""
 QUEUE_OVERFLOW = getattr(socket, "SO_RXQ_OVFL", 40)
 logger = terminal.logger(__name__)
 Network = IPv4Network | IPv6Network
@@ -192,7 +194,7 @@ class DatagramListener:
         arrivals = []
         for _ in range(DATAGRAMS_AT_ONCE):
             try:
-                datagram, extra, _, sender = at.recvmsg(self._reader.bytes_max, 64)
+                datagram, extra, flags, sender = at.recvmsg(self._reader.bytes_max, 64)
             except BlockingIOError:
                 break
             except OSError as error:  # about an earlier datagram of ours; there are none
@@ -200,6 +202,8 @@ class DatagramListener:
                 break
             self._count_overflow(at, extra)
             if self._reader.is_allowed(sender[0]) and (made := self._arrival(datagram, sender[0])) is not None:
+                if flags & socket.MSG_TRUNC:
+                    made.fault = f"the datagram is longer than {self._reader.bytes_max:,} bytes, and was cut"
                 arrivals.append(made)
         if arrivals:
             task = asyncio.get_running_loop().create_task(self._land(arrivals))
@@ -215,7 +219,7 @@ class DatagramListener:
             elif not self._traffic.numbers.is_new(number):
                 return None
             else:
-                made.headers = (("sequence", str(number).encode()),)
+                made.headers = ((SEQUENCE, str(number).encode()),)
         return made
 
     def _count_overflow(self, at: socket.socket, extra: list[tuple[int, int, bytes]]) -> None:
@@ -233,6 +237,10 @@ class DatagramListener:
             if not self._traffic.dropped:
                 logger.warning("datagrams are dropped: %s", error)
             self._traffic.dropped += len(arrivals)
+            for arrival in arrivals:  # the other line may still bring them
+                for name, number in arrival.headers:
+                    if name == SEQUENCE:
+                        self._traffic.numbers.give_back(int(number))
 
     async def close(self) -> None:
         """What was received is stored."""

@@ -30,12 +30,13 @@ flow.read("in").select(n=f"n * {ms.param('factor', 2)}").write("out")
 class Up:
     """A supervisor in a process of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *options: str) -> None:
         self.log = folder / "log"
+        self._options = options
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Jobs:
-        command = [sys.executable, "-m", "millstream.cli", "--log", str(self.log), "up"]
+        command = [sys.executable, "-m", "millstream.cli", "--log", str(self.log), "up", *self._options]
         self.process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
         return until(self._answers, "the supervisor answers")
 
@@ -47,6 +48,14 @@ class Up:
         except MillstreamError:
             return None
 
+    def close(self) -> None:
+        """Stops all jobs, and the supervisor."""
+        jobs = self._answers() or self.start()
+        for job in jobs.list():
+            jobs.stop(job["name"])
+            jobs.wait(job["name"], "stopped", "finished", "failed", timeout_s=300)
+        self.end(signal.SIGTERM)
+
     def end(self, number: signal.Signals) -> None:
         assert self.process is not None
         self.process.send_signal(number)
@@ -57,11 +66,7 @@ class Up:
 def up(tmp_path: Path) -> Iterator[Up]:
     made = Up(tmp_path)
     yield made
-    jobs = made._answers() or made.start()
-    for job in jobs.list():
-        jobs.stop(job["name"])
-        jobs.wait(job["name"], "stopped", "finished", "failed", timeout_s=300)
-    made.end(signal.SIGTERM)
+    made.close()
 
 
 def produced(log: Path, numbers: range) -> None:

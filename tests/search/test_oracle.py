@@ -165,13 +165,17 @@ kinds_like = st.sampled_from(["cov", "page", "pag"]).map(
 leaves = st.one_of(words(), words(), phrases(), patterns(), ranges(), authors, kinds, kinds_like)
 
 
+def boosted(part: Asked) -> Asked:
+    return Asked(f"({part.text})^2", Q.boost_query(part.query, 2.0))
+
+
 def combined(parts: Any) -> Any:
     return st.one_of(
         st.lists(parts, min_size=2, max_size=3).map(lambda each: joined(each, "AND", MUST)),
         st.lists(parts, min_size=2, max_size=3).map(lambda each: joined(each, "OR", SHOULD)),
         st.tuples(parts, parts, parts).map(signed),
         st.tuples(parts, parts).map(without),
-        parts.map(lambda each: Asked(f"({each.text})^2", Q.boost_query(each.query, 2.0))),
+        parts.map(boosted),
     )
 
 
@@ -255,9 +259,12 @@ def test_the_words_of_a_phrase_are_moved_as_in_lucene(title: list[str], order: l
     assert condition.matches(document) == expected
 
 
-@given(rows, st.lists(st.one_of(words(), st.tuples(words(), words(), words()).map(signed)), min_size=1, max_size=20))
+scored = st.one_of(words(), words().map(boosted), st.tuples(words(), words().map(boosted), words()).map(signed))
+
+
+@given(rows, st.lists(scored, min_size=1, max_size=20))
 @examples(50)
-def test_the_scores_of_words_are_those_of_tantivy(row: dict[str, Any], asked: list[Asked]) -> None:
+def test_the_scores_of_words_and_boosts_are_those_of_tantivy(row: dict[str, Any], asked: list[Asked]) -> None:
     (document,) = documents([row], [field_of(SEARCHED, name) for name in TEXT])
     for each, score in zip(asked, scores(row, asked), strict=True):
         if score is not None:

@@ -110,8 +110,8 @@ def test_a_row_without_a_value_teaches_nothing() -> None:
 CENTRES = np.array([[0, 0], [8, 1], [3, 9], [12, 12], [-6, 7]])
 
 
-def points(count: int, centres: Any = CENTRES) -> Any:
-    draw = np.random.default_rng(3)
+def points(count: int, centres: Any = CENTRES, seed: int = 3) -> Any:
+    draw = np.random.default_rng(seed)
     return centres[draw.integers(0, len(centres), count)] + draw.normal(0, 1.2, (count, 2))
 
 
@@ -126,14 +126,16 @@ def centres_after(given: Any, model: Any) -> Any:
     return held["centres"]
 
 
-def test_clusters_are_as_good_as_those_of_scikit_learn() -> None:
+@pytest.mark.parametrize("seed", range(8))
+def test_clusters_are_as_good_as_those_of_scikit_learn(seed: int) -> None:
+    """Method: eight sets of points, some with clusters that are far apart or near, and the seeds of both differ."""
     from sklearn.cluster import MiniBatchKMeans
 
-    given = points(3000)
-    other = MiniBatchKMeans(5, random_state=0, n_init=3)
+    given = points(1500, np.random.default_rng(seed).uniform(-15, 15, (5, 2)) if seed % 2 else CENTRES, seed)
+    other = MiniBatchKMeans(5, random_state=seed, n_init=3)
     for start in range(0, len(given), 100):
         other.partial_fit(given[start : start + 100])
-    own = centres_after(given, ms.kmeans(5, ["x", "y"], decay=0.9995))
+    own = centres_after(given, ms.kmeans(5, ["x", "y"], decay=0.9995, seed=seed))
     assert inertia(given, own) <= 1.1 * inertia(given, other.cluster_centers_)
 
 

@@ -166,6 +166,7 @@ class Seasonal(Scored):
 
 FIRST_ROWS = 25
 """How many rows for each cluster come before the first centres are chosen."""
+TRIES = 3
 ROUNDS = 10
 CHECKED_EVERY = 50
 DYING = 0.02
@@ -203,23 +204,10 @@ class KMeans(Learner):
         return self._moved(state, nearest, point, square), made
 
     def _started(self, first: list[Point]) -> dict[str, Any]:
-        """The first centres: chosen far apart (k-means++), then moved to the middle of their rows."""
+        """The first centres, the best of some tries: a bad choice would stay, as centres hardly change places later."""
         draw = random.Random(self.seed)
-        centres = [draw.choice(first)]
-        while len(centres) < self.count:
-            squares = [_nearest(centres, point)[1] for point in first]
-            centres.append(draw.choices(first, squares)[0] if any(squares) else draw.choice(first))
-        groups: list[list[Point]] = []
-        for _ in range(ROUNDS):
-            groups = [[] for _ in centres]
-            for point in first:
-                groups[_nearest(centres, point)[0]].append(point)
-            centres = [_middle(group) if group else centre for group, centre in zip(groups, centres, strict=True)]
-        spreads = [
-            math.fsum(_square(centre, point) for point in group) for group, centre in zip(groups, centres, strict=True)
-        ]
-        weights = [float(len(group)) for group in groups]
-        return {"first": [], "centres": centres, "weights": weights, "spreads": spreads, "n": 0}
+        tries = [_settled(first, _far_apart(first, self.count, draw)) for _ in range(TRIES)]
+        return {"first": [], "n": 0, **min(tries, key=lambda each: math.fsum(each["spreads"]))}
 
     def _moved(self, state: dict[str, Any], nearest: int, point: Point, square: float) -> dict[str, Any]:
         """The centre of a row moves towards it, by less the more rows it stands for; older rows are forgotten."""
@@ -259,6 +247,34 @@ def _nearest(centres: Sequence[Point], point: Point) -> tuple[int, float]:
     squares = [_square(centre, point) for centre in centres]
     nearest = min(range(len(squares)), key=squares.__getitem__)
     return nearest, squares[nearest]
+
+
+def _far_apart(points: list[Point], count: int, draw: random.Random) -> list[Point]:
+    """Centres as greedy k-means++ chooses them: of some rows that are far from the others, the one that helps most."""
+    centres = [draw.choice(points)]
+    squares = [_square(centres[0], point) for point in points]
+    while len(centres) < count:
+        offered = draw.choices(points, squares, k=2 + int(math.log(count))) if any(squares) else [draw.choice(points)]
+        left = [
+            [min(near, _square(each, point)) for near, point in zip(squares, points, strict=True)] for each in offered
+        ]
+        best = min(range(len(offered)), key=lambda place: math.fsum(left[place]))
+        centres.append(offered[best])
+        squares = left[best]
+    return centres
+
+
+def _settled(points: list[Point], centres: list[Point]) -> dict[str, Any]:
+    """The centres in the middle of their rows, how many rows each has, and how far apart these are."""
+    groups: list[list[Point]] = []
+    for _ in range(ROUNDS):
+        groups = [[] for _ in centres]
+        for point in points:
+            groups[_nearest(centres, point)[0]].append(point)
+        centres = [_middle(group) if group else centre for group, centre in zip(groups, centres, strict=True)]
+    pairs = list(zip(groups, centres, strict=True))
+    spreads = [math.fsum(_square(centre, point) for point in group) for group, centre in pairs]
+    return {"centres": centres, "weights": [float(len(group)) for group in groups], "spreads": spreads}
 
 
 def _middle(points: Sequence[Point]) -> Point:

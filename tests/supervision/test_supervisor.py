@@ -145,6 +145,8 @@ def test_a_supervisor_that_died_before_the_driver_started(supervisor: Supervisor
         ({"restart": "sometimes"}, InvalidInput, "restart='sometimes' is unknown"),
         ({"colour": "red"}, InvalidInput, "a job has no 'colour'"),
         ({"params": {"a b": "c"}}, InvalidInput, "cannot be the name of a parameter"),
+        ({"options": ["--conf", "spark.my.password=x"]}, InvalidInput, "'spark.my.password' may be a secret"),
+        ({"options": ["--conf=spark.my.token=x"]}, InvalidInput, "'spark.my.token' may be a secret"),
     ],
 )
 def test_a_job_that_is_refused_leaves_nothing(
@@ -258,8 +260,7 @@ def test_runs_do_not_overlap(supervisor: Supervisor, tmp_path: Path) -> None:
 
 @pytest.mark.more
 def test_secrets_are_not_shown(supervisor: Supervisor, tmp_path: Path) -> None:
-    options = ["--conf", "spark.my.password=hunter2"]
-    job = submit(supervisor, file(tmp_path, "a"), params={"api_token": "hunter2", "region": "north"}, options=options)
+    job = submit(supervisor, file(tmp_path, "a"), params={"api_token": "hunter2", "region": "north"})
     shown = job.specification.shown()
     assert shown["params"] == {"api_token": "(hidden)", "region": "north"}
     assert "hunter2" not in str(shown)

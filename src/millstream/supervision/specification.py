@@ -93,9 +93,7 @@ class JobSpecification:
     def named_values(self) -> Iterable[tuple[str, str]]:
         """Its parameters and the Spark settings among its options."""
         yield from self.params.items()
-        for each in self.options:
-            name, _, value = each.removeprefix("--conf=").partition("=")
-            yield name, value
+        yield from _settings(self.options)
 
     @classmethod
     def kept(cls, document: Mapping[str, Any]) -> JobSpecification:
@@ -149,7 +147,22 @@ def _params(given: Any) -> dict[str, str]:
 def _options(given: Any) -> tuple[str, ...]:
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) and "\0" not in each for each in given):
         raise InvalidInput("options must be a list of texts", next_step="such as ['--master', 'local[2]']")
+    for name, _ in _settings(given):
+        if is_likely_secret(name):  # its run would refuse it
+            raise InvalidInput(
+                f"the value of '{name}' may be a secret, and other users can read the options of a process",
+                next_step="put the setting in a file, as a line 'name value', and name it with --conf-file FILE",
+            )
     return tuple(given)
+
+
+def _settings(options: Sequence[str]) -> Iterable[tuple[str, str]]:
+    """The Spark settings among options, written as one text or as two."""
+    for number, each in enumerate(options):
+        is_setting = each.startswith("--conf=") or (number > 0 and options[number - 1] == "--conf")
+        if is_setting:
+            name, _, value = each.removeprefix("--conf=").partition("=")
+            yield name.strip(), value
 
 
 def _alerts(given: Any) -> tuple[str, ...]:

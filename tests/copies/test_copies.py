@@ -198,12 +198,47 @@ def test_rows_of_a_topic_without_a_capture(log, place) -> None:
     assert place.rows() == row(2, None)
 
 
+def keys_by_partition(log):
+    """One of each of the two partitions."""
+    found = {}
+    for id in range(10):
+        with log.producer(acks="all") as producer:
+            sent = producer.send("rows", change("snapshot", id, "x", position=0, number=id), key=str(id))
+        found[sent.wait().partition] = id
+    return found[0], found[1]
+
+
 @pytest.mark.more
-def test_a_truncated_table_is_empty(topic, switched) -> None:
-    send(topic, change("insert", 1, "tea"))
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_a_truncation_deletes_what_all_partitions_have_before_it(topic, switched, is_behind) -> None:
+    """Method: it is in one partition, and the follower has read the other beyond it before, or reads both at once."""
+    one, other = keys_by_partition(topic)
+    if not is_behind:
+        followed(topic, switched)
+
+    def sent(op, id, number, position=5):
+        return change(op, id, None if op == "truncate" else op, position=position, number=number)
+
+    send(topic, sent("update", other, 0), sent("insert", other, 2), sent("update", other, 0, 6))
+    if not is_behind:
+        followed(topic, switched)
+    send(topic, sent("insert", one, 0, 4), sent("truncate", one, 1), sent("insert", one, 3))
     followed(topic, switched)
-    send(topic, change("truncate", 0), change("insert", 0, "milk"))
-    followed(topic, switched)
+    assert switched.rows() == row(one, "insert") | row(other, "update")
+    assert followed(topic, switched) == 0
+    store = switched.copy.open_store()
+    rebuild(topic, "rows", store)
+    store.close()
+    assert switched.rows() == row(one, "insert") | row(other, "update")
+
+
+@pytest.mark.more
+def test_a_truncated_table_in_one_partition_is_empty(log, switched) -> None:
+    log.create_topic("rows", schema=ENVELOPE)
+    send(log, change("insert", 1, "tea"))
+    followed(log, switched)
+    send(log, change("truncate", 0), change("insert", 0, "milk"))
+    followed(log, switched)
     assert switched.rows() == row(0, "milk")
 
 

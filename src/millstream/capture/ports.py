@@ -40,6 +40,8 @@ class Progress(NamedTuple):
 
     table: str
     rows: int
+    total: int
+    """As far as the database knows without reading them all."""
 
 
 class Database(Protocol):

@@ -308,7 +308,7 @@ def _run(session: Session, into: str | None, until_caught_up: bool, capturing: C
 
 
 class SnapshotProgress:
-    """How many rows were captured, while the snapshot is being read."""
+    """How much of a table was captured, while its snapshot is being read."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
@@ -321,13 +321,16 @@ class SnapshotProgress:
         if (found and found.table) != self._table:
             self.close()
             self._table = found and found.table
-            self._bar = None if found is None else ImportProgress(f"snapshot of {found.table}", None)
+            self._bar = (
+                None if found is None else ImportProgress(f"snapshot of {found.table}", found.total, unit="rows")
+            )
         if found is not None and self._bar is not None:
             self._bar.show(found.rows, found.rows)
 
     def close(self) -> None:
         if self._bar is not None:
             self._bar.close()
+            self._bar = None
 
 
 @contextmanager

@@ -17,6 +17,7 @@ import pyarrow as pa
 from millstream.capture.changes import DELETE, TRUNCATE
 from millstream.capture.stepping import repeat
 from millstream.copies.ports import Mark, Store
+from millstream.copies.truncations import offsets_after_newest
 from millstream.errors import AlreadyExists, InvalidInput, SinkFailed, SinkUnavailable
 from millstream.log import Broker, Consumer, Record
 from millstream.log.start_positions import Start
@@ -60,6 +61,8 @@ class Follower:
         records = self._consumer.poll(timeout=wait_s, max_records=RECORDS)
         if not records:
             return False
+        if len(self._consumer.assignment) > 1 and any(map(self._truncates, records)):
+            return self._empty()
         changes, clear = self._changes(records)
         offsets = dict((self._mark or {"offsets": {}})["offsets"])
         offsets.update({str(record.partition): record.offset + 1 for record in records})
@@ -67,6 +70,20 @@ class Follower:
         if self._store.apply(changes, self._writer, mark, self._mark, clear=clear):
             self._mark = mark
             self.applied += len(records)
+        else:
+            self._start_again()
+        return True
+
+    def _truncates(self, record: Record) -> bool:
+        return self._is_captured and record.value is not None and record.value["op"] == TRUNCATE
+
+    def _empty(self) -> bool:
+        """Continues after the newest truncation in all partitions, in some of which this may be a step back."""
+        offsets = offsets_after_newest(self._log, self._topic)
+        mark = {"offsets": {str(number): at for number, at in offsets.items()}}
+        if self._store.apply({}, self._writer, mark, self._mark, clear=True):
+            self._mark = mark
+            self.seek_to_mark()
         else:
             self._start_again()
         return True
@@ -106,7 +123,7 @@ class Follower:
         for record in records:
             if self._is_captured and record.value is not None:
                 change = record.value
-                if change["op"] == TRUNCATE:
+                if self._truncates(record):
                     newest, clear = {}, True
                     continue
                 self._check(change, record)

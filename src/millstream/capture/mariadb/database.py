@@ -38,6 +38,7 @@ from millstream.capture.stream_steps import Heartbeat, being_read
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost
 from millstream.records import Schema
 
+_TABLE_ROWS = "SELECT table_rows FROM information_schema.tables WHERE table_schema = %s AND table_name = %s"
 BEAT_SECONDS = 10.0
 CHECK_SECONDS = 10.0
 NEW_NAME = "capture the tables under another name, into other topics: they start with a new snapshot"
@@ -53,7 +54,7 @@ class MariadbDatabase:
         self.where = str(self._address)
         self.tables: dict[TableId, MariadbTable] = {}
         self.shapes: dict[TableId, TableShape] = {}
-        self.reading: Progress | None = None
+        self._totals: dict[str, int] = {}
         self._replica: Replica | None = None
         self._decoder: Decoder | None = None
         self._pending: deque[Message] = deque()
@@ -336,7 +337,13 @@ class MariadbDatabase:
         return being_read(position) is None and not self._pending and self.seen >= mark
 
     def progress(self, position: Position) -> Progress | None:
-        return None if being_read(position) is None else self.reading
+        if (name := being_read(position)) is None:
+            return None
+        if name not in self._totals:
+            id = next(table.id for table in self.tables.values() if table.name == name)
+            with explained(self._address):
+                self._totals[name] = int(rows(self._db, _TABLE_ROWS, *id)[0][0] or 0)
+        return Progress(name, position["snapshot"][name]["rows"], self._totals[name])
 
     def remove(self) -> bool:
         """A capture leaves nothing in the database."""

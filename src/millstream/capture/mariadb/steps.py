@@ -14,7 +14,7 @@ from millstream.capture.mariadb.binlog import Begin, Commit, Image, Rows
 from millstream.capture.mariadb.keys import Key, KeyOrder
 from millstream.capture.mariadb.tables import MariadbTable, TableId
 from millstream.capture.mariadb.types import converter
-from millstream.capture.ports import Piece, Position, Progress
+from millstream.capture.ports import Piece, Position
 from millstream.capture.stream_steps import PIECE_ROWS, StreamStep, batches, keep_order
 from millstream.errors import SourceUnavailable
 
@@ -155,7 +155,6 @@ class ChunkStep(ChangesStep):
                 state["rows"] += len(found)
                 if order is not None:
                     state["last"] = order.key(found[-1], shape.columns.names)
-                self._database.reading = Progress(table.name, state["rows"])
         state["done"] = order is None or count < CHUNK_ROWS
 
     def _select(self, table: MariadbTable, order: KeyOrder | None) -> tuple[str, list[object] | None]:

@@ -75,7 +75,7 @@ class PostgresDatabase:
         self.slot = "millstream_" + re.sub(r"[^a-z0-9_]", "_", name.lower())
         self._replication: Replication | None = None
         self._pending: list[Message] = []
-        self.reading: Progress | None = None
+        self._totals: dict[str, int] = {}
         self._started = False
         self.seen = 0
         """Up to where the change log was received."""
@@ -384,7 +384,13 @@ class PostgresDatabase:
         return being_read(position) is None and not self._pending and self.seen >= mark
 
     def progress(self, position: Position) -> Progress | None:
-        return None if being_read(position) is None else self.reading
+        if (name := being_read(position)) is None:
+            return None
+        if name not in self._totals:
+            with explained(self._dsn):
+                plan = self._db.execute(f"EXPLAIN (FORMAT JSON) SELECT FROM {self.tables[name].only}").fetchone()[0]
+            self._totals[name] = int(plan[0]["Plan"]["Plan Rows"])
+        return Progress(name, position["snapshot"][name]["rows"], self._totals[name])
 
     @contextmanager
     def snapshot(self, ended: Sequence[int], before: int) -> Iterator[tuple[Any, Snapshot]]:

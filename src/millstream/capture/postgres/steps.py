@@ -14,7 +14,7 @@ import pyarrow.csv as csv
 
 from millstream.capture import stream_steps
 from millstream.capture.changes import DELETE, INSERT, MESSAGE, SNAPSHOT, TRUNCATE, UPDATE, Change, TableShape
-from millstream.capture.ports import Piece, Position, Progress
+from millstream.capture.ports import Piece, Position
 from millstream.capture.postgres.connections import Snapshot, copied
 from millstream.capture.postgres.history import MESSAGE_ID, STORED, id_of, note
 from millstream.capture.postgres.keys import Key, KeyOrder
@@ -297,7 +297,6 @@ class ChunkStep(ChangesStep):
         for batch in _parsed(copied(db, select), len(table.columns)):
             yield Piece(shape, self._records(shape, batch, *place))
             self._state["rows"] += batch.num_rows
-            self._database.reading = Progress(table.name, self._state["rows"])
 
     def _records(self, shape: TableShape, raw: pa.RecordBatch, lsn: int, at_us: int) -> pa.RecordBatch:
         fields = zip(raw.columns, shape.columns.arrow, strict=True)

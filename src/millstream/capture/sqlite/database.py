@@ -58,6 +58,7 @@ class SqliteDatabase:
             self._db = sqlite3.connect(self._path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
             self._db.text_factory = _text  # a text that is not UTF-8 is reported with its row
         self._triggers = Triggers(self._db, name)
+        self._totals: dict[str, int] = {}
         self._name = name
         self.tables: dict[str, SqliteTable] = {}
         self.shapes: dict[str, TableShape] = {}
@@ -213,7 +214,10 @@ class SqliteDatabase:
     def progress(self, position: Position) -> Progress | None:
         for name, table in position["tables"].items():
             if table["snapshot"] != DONE:
-                return Progress(name, table["rows"])
+                if name not in self._totals:
+                    with self._errors():
+                        self._totals[name] = self._db.execute(f"SELECT count(*) FROM {quoted(name)}").fetchone()[0]
+                return Progress(name, table["rows"], self._totals[name])
         return None
 
     def remove(self) -> bool:

@@ -1,8 +1,10 @@
 """A price in two places: written twice, captured, sent by an outbox, and committed in two phases.
 
-No write fails in the first part, and neither program has a bug that a test of it alone would find: two writes have
-another order in the other place. A program that dies between its two writes would have the same result.
+Two processes change prices in a database and in a search index. No write fails in the first part, and neither process
+has a bug that a test of it alone would find: two writes have another order in the other place. A process that dies
+between its two writes would have the same result.
 
+    pip install 'millstream[index]'
     python examples/dual_writes.py
     python examples/dual_writes.py postgresql://user@here/shop postgresql://user@there/shop
 
@@ -18,12 +20,11 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from threading import Event, Thread
 
 import pyarrow as pa
+import tantivy
 from rich.console import Console
 from rich.table import Table
 
@@ -46,82 +47,111 @@ COSTS = {
 
 
 class Shop:
-    """A database, which is the truth, and an index, which is a copy of it."""
+    """A database, which is the truth."""
 
     def __init__(self, folder: Path) -> None:
+        self.folder = folder
         self.database = folder / "shop.db"
-        self.index: Prices = {}
         self.outbox = ms.outbox(self.database)
+
+    def create(self) -> None:
         self.outbox.create()
         with closing(sqlite3.connect(self.database)) as db, db:
             db.execute("CREATE TABLE prices (item TEXT PRIMARY KEY, price REAL)")
             db.execute("INSERT INTO prices VALUES ('tea', 3), ('milk', 1)")
 
-    def set_price(self, item: str, price: float, *, with_event: bool = False) -> None:
+    def set_prices(self, prices: Prices, *, with_events: bool) -> None:
         with closing(sqlite3.connect(self.database)) as db, db:
-            db.execute("UPDATE prices SET price = ? WHERE item = ?", (price, item))
-            if with_event:
-                self.outbox.put(db, "price-changed", {"item": item, "price": price}, key=item)
+            for item, price in prices.items():
+                db.execute("UPDATE prices SET price = ? WHERE item = ?", (price, item))
+                if with_events:
+                    self.outbox.put(db, "price-changed", {"item": item, "price": price}, key=item)
 
     def prices(self) -> Prices:
         with closing(sqlite3.connect(self.database)) as db:
             return dict(db.execute("SELECT item, price FROM prices ORDER BY item").fetchall())
 
 
-# ---------------------------------------------------------------- two writes
+class Index:
+    """A search index, which the programs write to themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(exist_ok=True)
+        schema = tantivy.SchemaBuilder()
+        schema.add_text_field("item", stored=True)
+        schema.add_float_field("price", stored=True)
+        self._index = tantivy.Index(schema.build(), path=str(folder))
+
+    def set_prices(self, prices: Prices) -> None:
+        writer = self._index.writer(num_threads=1)
+        for item, price in prices.items():
+            writer.delete_documents_by_term("item", item)
+            writer.add_document(tantivy.Document(item=item, price=price))
+        writer.commit()
+        writer.wait_merging_threads()
+
+    def prices(self) -> Prices:
+        self._index.reload()
+        searcher = self._index.searcher()
+        hits = searcher.search(tantivy.Query.all_query(), 100).hits
+        found = [searcher.doc(address).to_dict() for _, address in hits]
+        return {document["item"][0]: document["price"][0] for document in found}
 
 
-def write_twice(shop: Shop) -> None:
-    """Both programs write to the database, then to the index; the first is slow in between."""
-    shop.index |= shop.prices()
-    is_written, is_done = Event(), Event()
+# ---------------------------------------------------------------- two programs
 
-    def slow() -> None:
-        shop.set_price("tea", 4)
-        is_written.set()
-        is_done.wait()
-        shop.index["tea"] = 4
 
-    def quick() -> None:
-        is_written.wait()
-        shop.set_price("tea", 5)
-        shop.index["tea"] = 5
-        is_done.set()
+def program(way: str, folder: str, *given: str) -> None:
+    """A process that changes prices. In between it says so, and goes on when it gets a line, or no more."""
+    shop, prices = Shop(Path(folder)), {item: float(price) for item, price in (text.split("=") for text in given)}
+    shop.set_prices(prices, with_events=way == "outbox")
+    print("written", flush=True)
+    sys.stdin.readline()
+    if way == "two writes":
+        Index(shop.folder / "index").set_prices(prices)
 
-    programs = [Thread(target=slow), Thread(target=quick)]
-    for program in programs:
-        program.start()
-    for program in programs:
-        program.join()
+
+def run_both(way: str, shop: Shop, slow: Prices, quick: Prices) -> None:
+    """Two processes at once: one writes to the database first, and is slow after that."""
+
+    def started(prices: Prices) -> subprocess.Popen[bytes]:
+        given = [f"{item}={price}" for item, price in prices.items()]
+        command = [sys.executable, __file__, "--program", way, str(shop.folder), *given]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        if process.stdout.readline() != b"written\n":
+            sys.exit("a program failed")
+        return process
+
+    for process in reversed([started(slow), started(quick)]):
+        process.communicate(b"\n")
+        if process.returncode:
+            sys.exit("a program failed")
 
 
 # ---------------------------------------------------------------- one write, and the rest follows
 
 
-def follow(shop: Shop, log: Path) -> None:
-    """Puts what the database has committed into a topic, and the topic into the index."""
-    _capture(log, "sqlite", str(shop.database), "--table", "prices")
-    with ms.connect(str(log)) as opened, opened.consumer("prices", group="index") as consumer:
-        while changes := consumer.poll(timeout=0.5):
-            for change in (record.value for record in changes):
-                if change["op"] == "delete":
-                    shop.index.pop(change["key"], None)
-                else:
-                    shop.index[change["key"]] = change["after"]["price"]
+def captured(shop: Shop, log: Path) -> Prices:
+    """What the database has committed goes into a topic, and the topic into an index."""
+    _millstream(log, "capture", "sqlite", str(shop.database), "--table", "prices", "--until-caught-up")
+    return _followed(log, "prices", shop.folder / "captured")
 
 
-def follow_events(shop: Shop, log: Path) -> None:
-    """Puts the events of the outbox into their topic, and the topic into the index."""
-    _capture(log, "outbox", str(shop.database))
-    with ms.connect(str(log)) as opened, opened.consumer("price-changed", group="index") as consumer:
-        while events := consumer.poll(timeout=0.5):
-            for event in (json.loads(record.value) for record in events):
-                shop.index[event["item"]] = event["price"]
+def events_sent(shop: Shop, log: Path) -> Prices:
+    """The events of the outbox go into their topic, and the topic into an index."""
+    _millstream(log, "capture", "outbox", str(shop.database), "--until-caught-up")
+    return _followed(log, "price-changed", shop.folder / "sent")
 
 
-def _capture(log: Path, *what: str) -> None:
-    command = [sys.executable, "-m", "millstream.cli", "capture", *what, "--into", str(log), "--until-caught-up"]
-    subprocess.run(command, check=True, capture_output=True)
+def _followed(log: Path, topic: str, index: Path) -> Prices:
+    _millstream(log, "follow", topic, f"index:{index}", "--text", "item", "--until-caught-up")
+    return {row["item"]: row["price"] for row in ms.search_index(index, text="item").search("*", limit=100)}
+
+
+def _millstream(log: Path, *command: str) -> None:
+    program = [sys.executable, "-m", "millstream.cli", "--log", str(log)]
+    subprocess.run([*program, *command], check=True, capture_output=True)
 
 
 # ---------------------------------------------------------------- two databases, all or none
@@ -170,7 +200,9 @@ def _prices_of(database: str) -> Prices:
 
 
 def main(folder: str, *databases: str) -> None:
-    shop, log = Shop(Path(folder)), Path(folder) / "log"
+    shop, index, log = Shop(Path(folder)), Index(Path(folder) / "index"), Path(folder) / "log"
+    shop.create()
+    index.set_prices(shop.prices())
     table = Table("", "one place", "the other", "")
     table.title, table.title_justify = "prices of tea and milk", "left"
 
@@ -178,18 +210,12 @@ def main(folder: str, *databases: str) -> None:
         other = dict(sorted(other.items()))
         table.add_row(what, json.dumps(one), json.dumps(other), "equal" if one == other else "they disagree")
 
-    def follows(what: str, way: Callable[[Shop, Path], None], *, with_event: bool) -> None:
-        shop.set_price("tea", 6, with_event=with_event)
-        shop.set_price("milk", 2, with_event=with_event)
-        way(shop, log)
-        show(what, shop.prices(), shop.index)
-
-    write_twice(shop)
-    show("two writes", shop.prices(), shop.index)
-    shop.index.clear()  # a copy can always be made again from the log
-    follows("captured", follow, with_event=False)
-    shop.index.clear()
-    follows("outbox", follow_events, with_event=True)
+    run_both("two writes", shop, {"tea": 4}, {"tea": 5})
+    show("two writes", shop.prices(), index.prices())
+    run_both("captured", shop, {"tea": 6}, {"tea": 7, "milk": 2})
+    show("captured", shop.prices(), captured(shop, log))
+    run_both("outbox", shop, {"tea": 8, "milk": 3}, {"tea": 9})
+    show("outbox", shop.prices(), events_sent(shop, log))
     if databases:
         show("two phases", *commit_twice(Path(folder), list(databases)))
     console = Console(width=120)
@@ -201,7 +227,9 @@ def main(folder: str, *databases: str) -> None:
 
 
 if __name__ == "__main__":
-    if "--coordinator" in sys.argv:
+    if "--program" in sys.argv:
+        program(*sys.argv[2:])
+    elif "--coordinator" in sys.argv:
         coordinate(*sys.argv[2:])
     else:
         with tempfile.TemporaryDirectory() as folder:

@@ -36,8 +36,10 @@ def enriched(database: Path) -> ms.Flow:
     flow = ms.Flow("profiles")
     profiles = flow.table(ms.sqlite_changes(database, tables=["profiles"]))
     clicks = flow.read("clicks", CLICKS, event_time="at", watermark=ms.bounded("1 second"))
-    # As of its event time: a click that arrives late still gets the plan that its user had then.
-    clicks.join(profiles, on="user", how="left", as_of="event_time").write("enriched")
+    # As of its event time: a click that arrives late still gets the plan that its user had then. And as of now: the
+    # plan that the user has when the click is processed.
+    known = clicks.join(profiles.select("user", plan_now="plan"), on="user", how="left", as_of="now")
+    known.join(profiles, on="user", how="left", as_of="event_time").write("enriched")
     return flow
 
 
@@ -66,11 +68,11 @@ def main(broker: str) -> None:
 
     with ms.connect(broker) as log, log.consumer("enriched") as consumer:
         rows = sorted((record.value for record in consumer.until_caught_up()), key=lambda row: row["at"])
-    table = Table("user", "page", "plan")
+    table = Table("user", "page", "plan then", "plan now")
     table.title, table.title_justify = "clicks with plans", "left"
     # Bob's last click is not among them: it waits, because an earlier change may still come.
     for row in rows:
-        table.add_row(row["user"], row["page"], row["plan"])
+        table.add_row(row["user"], row["page"], row["plan"], row["plan_now"])
     Console().print(table)
 
 

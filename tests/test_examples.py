@@ -188,6 +188,8 @@ def test_two_writes_disagree_and_others_do_not(
     load("dual_writes").main(str(tmp_path), server.new_database(), server.new_database())
     shown = [row for row in cells(capsys.readouterr().out) if len(row) == 4]
     assert [row[-1] for row in shown] == ["they disagree", "equal", "equal", "equal"]
+    assert shown[0][1:3] == ('{"milk": 1.0, "tea": 5.0}', '{"milk": 1.0, "tea": 4.0}')
+    assert [row[1] for row in shown[1:3]] == ['{"milk": 2.0, "tea": 7.0}', '{"milk": 3.0, "tea": 9.0}']
     assert shown[-1][1] == '{"milk": 3.0, "tea": 7.0}'
 
 
@@ -228,12 +230,12 @@ def test_a_tank_is_controlled_and_protects_itself_without_a_broker(run: Run) -> 
 
 
 @pytest.mark.more
-def test_clicks_find_the_plan_of_their_time_in_a_captured_database(run: Run) -> None:
+def test_clicks_find_the_plan_of_their_time_and_of_now_in_a_captured_database(run: Run) -> None:
     _, printed = run("profiles_of_a_database")
     assert cells(printed) == [
-        ("ann", "/news", "free"),
-        ("ann", "/weather", "free"),
-        ("ann", "/films", "paid"),
+        ("ann", "/news", "free", "paid"),
+        ("ann", "/weather", "free", "paid"),
+        ("ann", "/films", "paid", "paid"),
     ]
 
 

@@ -4,17 +4,22 @@ import json
 import os
 import random
 import signal
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import unquote
 
+import psycopg
 import pytest
 
 import millstream as ms
 from connectors.support import table, weights
+from millstream.cli.follow import copy_of
 from millstream.connectors.claims import Claim
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.opening import keeper_of, open_sink
@@ -103,6 +108,10 @@ class Place:
         elif kind == "index":
             self.copy = ms.search_index(folder / "rows", text="name", key="id")
             self.address = f"index:{folder / 'rows'}"
+        elif kind in ("sqlite", "postgres"):
+            place = request.getfixturevalue("dsn") if kind == "postgres" else f"sqlite:{folder / 'rows.db'}"
+            self.address = f"{place}#rows"
+            self.copy = replace(copy_of(self.address, None), key=("id",))
         elif kind == "opensearch":
             self.server = request.getfixturevalue("opensearch_server")
             name = f"rows-{random.randrange(1 << 40)}"
@@ -123,6 +132,12 @@ class Place:
             return {str(row["id"]): row for row in found}
         if self.kind == "index":
             return {str(row["id"]): row for row in self.copy.search("*", limit=1000)}
+        if self.kind == "sqlite":
+            with closing(sqlite3.connect(self.copy.address.reveal())) as db:
+                return {key: json.loads(row) for key, row in db.execute(f"SELECT key, row FROM {self.copy.table}")}
+        if self.kind == "postgres":
+            with psycopg.connect(self.copy.address.reveal()) as db:
+                return dict(db.execute(f"SELECT key, row FROM {self.copy.table}").fetchall())
         if self.kind == "opensearch":
             return rows_in_opensearch(self.server, self.copy.index)
         return dict(self.receiver.rows)
@@ -132,14 +147,14 @@ class Place:
             self.receiver.close()
 
 
-@pytest.fixture(params=["redis", "files", "index", "http", OPENSEARCH])
+@pytest.fixture(params=["redis", "files", "index", "http", "sqlite", "postgres", OPENSEARCH])
 def place(request, tmp_path):
     made = Place(request.param, request, tmp_path)
     yield made
     made.close()
 
 
-@pytest.fixture(params=["redis", "files", "index", OPENSEARCH])
+@pytest.fixture(params=["redis", "files", "index", "sqlite", "postgres", OPENSEARCH])
 def switched(request, tmp_path):
     """Those that can be rebuilt at once."""
     return Place(request.param, request, tmp_path)
@@ -324,6 +339,27 @@ def test_mistakes_are_refused(topic, switched, tmp_path, request) -> None:
 
 def place_of_others(place):
     return place.copy.with_suffix("-others").open_store()
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgres"])
+def test_a_view_of_a_copy_in_a_database_outlives_a_rebuild(topic, request, tmp_path, kind) -> None:
+    place = Place(kind, request, tmp_path)
+    send(topic, change("insert", 1, "tea"), change("insert", 2, "milk"))
+    followed(topic, place)
+    address = place.copy.address.reveal()
+    with closing(psycopg.connect(address) if kind == "postgres" else sqlite3.connect(address)) as db:
+        db.execute("CREATE VIEW names AS SELECT row ->> 'name' AS name FROM rows ORDER BY key")
+        db.execute("CREATE TABLE other (n int)")
+        db.commit()
+        send(topic, change("delete", 1))
+        store = place.copy.open_store()
+        rebuild(topic, "rows", store)
+        store.close()
+        assert db.execute("SELECT * FROM names").fetchall() == [("milk",)]
+    with pytest.raises(AlreadyExists, match="not a copy of Millstream"):
+        replace(place.copy, table="other").open_store()
+    with pytest.raises(InvalidInput, match="may have up to 40 characters"):
+        replace(place.copy, table="n" * 41).open_store()
 
 
 def test_names_of_files() -> None:

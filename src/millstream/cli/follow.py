@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from millstream.copies.endpoints import Copy
 
 COPIES = (
-    "redis://HOST:PORT/DB#NAME, files:FOLDER, index:FOLDER, opensearch:http://HOST:PORT/INDEX, or https://HOST/PATH"
+    "redis://HOST:PORT/DB#NAME, sqlite:FILE#TABLE, postgresql://HOST/DATABASE#TABLE, files:FOLDER, index:FOLDER, "
+    "opensearch:http://HOST:PORT/INDEX, or https://HOST/PATH"
 )
 TopicName = Annotated[str, typer.Argument(metavar="TOPIC", help="With changes of a table, or rows by key.")]
 Target = Annotated[
@@ -40,7 +41,7 @@ def register(app: typer.Typer) -> None:
 def follow(
     session: Session, topic: TopicName, copy: Target, text: Text = None, until_caught_up: UntilCaughtUp = False
 ) -> None:
-    """Keep a copy of a table up to date: a cache, files, or a search index, until Ctrl-C.
+    """Keep a copy of a table up to date: a cache, another database, files, or a search index, until Ctrl-C.
 
     The topic is that of a captured table, or any whose records have keys: the newest value of a key is its row, and a
     tombstone deletes it. The copy records up to where it is, and the next run continues there.
@@ -92,12 +93,17 @@ def rebuild(session: Session, topic: TopicName, copy: Target, text: Text = None)
 
 def copy_of(address: str, text: list[str] | None) -> Copy:
     from millstream.copies import endpoints
+    from millstream.secrets import Secret
 
     scheme, _, rest = address.partition(":")
     if scheme in ("redis", "rediss", "unix"):
         url, _, name = address.rpartition("#")
         if url and name:
             return endpoints.redis(url, name)
+    elif scheme in ("postgresql", "postgres", "sqlite"):
+        place, _, name = (rest if scheme == "sqlite" else address).rpartition("#")
+        if place and name:
+            return endpoints.RowsOfDatabase((), name, Secret(place))
     elif scheme == "files" and rest:
         return endpoints.key_files(rest)
     elif scheme == "index" and rest:

@@ -281,6 +281,33 @@ class OpenSearchRows(Copy):
         return f"opensearch({shown_address(self.url.reveal())}, {self.index})"
 
 
+@dataclass(frozen=True)
+class RowsOfDatabase(Copy):
+    """For `millstream follow`; a flow writes the columns of its rows: `ms.sqlite(…)`, `ms.postgres(…)`."""
+
+    table: str
+    address: Secret = field(repr=False)
+    """Of a Postgres, or the path of a SQLite file."""
+
+    @property
+    def name(self) -> str:
+        return f"rows {self.table}"
+
+    def open_store(self) -> Store:
+        from millstream.copies.database_rows import PostgresRows, SqliteRows
+
+        address = self.address.reveal()
+        if address.startswith(("postgresql:", "postgres:")):
+            return PostgresRows(address, self.table)
+        return SqliteRows(Path(address), self.table)
+
+    def with_suffix(self, suffix: str) -> Self:
+        return replace(self, table=self.table + suffix)
+
+    def __str__(self) -> str:
+        return f"rows({self.table})"
+
+
 def redis(url: str, table: str, *, key: str | Sequence[str] = ()) -> Redis:
     """A copy of a table in Redis: the hash `table` has a field for each key, with the row as JSON.
 

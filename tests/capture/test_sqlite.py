@@ -140,6 +140,25 @@ def test_a_new_column_is_added_to_the_topic_and_the_table_read_again(log, path) 
     assert rows == {"a": {"code": "a", "m": 1, "note": "new", "n": None}}
 
 
+@pytest.mark.parametrize("is_running", [True, False])
+def test_a_table_that_was_created_again_stops_the_capture(log, path, is_running) -> None:
+    """Goal: not even if it has the same columns. That is how SQLite's documentation changes a key or a constraint."""
+    with connected(path) as db:
+        with capture(log, path, "codes", "notes") as running:
+            running.catch_up()
+            db.executescript(
+                "CREATE TABLE new (code TEXT, n INT PRIMARY KEY); INSERT INTO new SELECT * FROM codes; "
+                "DROP TABLE codes; ALTER TABLE new RENAME TO codes; INSERT INTO codes VALUES ('a', 1)"
+            )
+            if is_running:
+                with pytest.raises(OffsetLost, match="codes was dropped and created again"):
+                    running.catch_up()
+        with pytest.raises(OffsetLost, match="codes was dropped and created again"):
+            capture(log, path, "codes", "notes")
+        with capture(log, path, "notes") as running:
+            running.catch_up()
+
+
 def test_two_captures_of_a_database_do_not_disturb_each_other(log, path) -> None:
     with (
         connected(path) as db,

@@ -158,6 +158,11 @@ class SqliteDatabase:
                 f"the change {position['id']} of the database is not the one that the log has: the database was "
                 "restored from an older copy"
             )
+        elif gone := [name for name in self.tables if name in position["tables"] and not self._triggers.has(name)]:
+            what = (
+                f"{', '.join(gone)} was dropped and created again, or its triggers were removed: changes since then "
+                "are not recorded"
+            )
         else:
             return
         raise OffsetLost(

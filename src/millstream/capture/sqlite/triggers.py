@@ -106,6 +106,12 @@ class Triggers:
         self._db.execute(f"DELETE FROM {self.changes} WHERE id <= ?", (up_to,))
         self._db.execute(f"UPDATE {CAPTURES} SET position = ? WHERE name = ?", (up_to, self._name))
 
+    def has(self, table: str) -> bool:
+        """Whether changes of a table are recorded. Its triggers go with it when it is dropped."""
+        on_table = "SELECT name FROM sqlite_master WHERE type = 'trigger' AND lower(tbl_name) = lower(?)"
+        names = {name for (name,) in self._db.execute(on_table, (table,))}
+        return not names.isdisjoint(self._installed())
+
     def _installed(self) -> dict[str, str]:
         """The definitions of the triggers, by name."""
         prefix = TRIGGER.format(name=self._name, rest="")

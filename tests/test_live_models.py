@@ -7,12 +7,15 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan
 from millstream.log import EmbeddedLog
 from millstream.plan.live_models import Models
+from millstream.plan.model_formats import model_of
 from millstream.plan.stream import Stream
 from millstream.testing import Add, Batch
 from test_learning import onnx_model
@@ -79,11 +82,13 @@ def test_rows_are_scored_with_the_newest_model() -> None:
 
 @transcript
 def test_what_holds_code_or_is_no_model_is_refused_and_the_one_before_stays() -> None:
-    wrong = [
+    wrong: list[dict[str, Any]] = [
         {"format": "pickle", "content": pickle.dumps(print)},
         {"format": "onnx", "content": pickle.dumps(print)},
         {"format": "coefficients", "content": b'{"coefficients": ["1"]}'},
         {"format": "coefficients", "content": b"[]"},
+        {"format": "coefficients", "content": b'{"coefficients": [1], "link": []}'},
+        {"format": "coefficients", "content": b'{"coefficients": [1' + b"0" * 400 + b"]}"},
         {"format": None, "content": None},
     ]
     out = play(build, [coefficients(1, 1), Add(wrong, to="models"), row(1)], schema=SCHEMAS)
@@ -99,6 +104,28 @@ def test_rows_that_the_model_fails_on_are_dead_letters() -> None:
     )
     assert scores(out[1]) == []
     assert scores(out[3]) == [(3, 0.5)]
+
+
+@pytest.mark.parametrize("location", ["weights.bin", "../weights.bin", "/weights.bin"])
+def test_a_model_that_names_a_file_is_refused(
+    location: str, log: EmbeddedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Goal: a model from a topic reads no file. Method: the file is there, where a library might look for it."""
+    (tmp_path / "inner").mkdir()
+    monkeypatch.chdir(tmp_path / "inner")
+    for folder in (tmp_path, tmp_path / "inner"):
+        np.array([[2.0], [1.0]], np.float32).tofile(folder / "weights.bin")
+    model = onnx.load_from_string(onnx_model())
+    weights = model.graph.initializer[0]
+    weights.ClearField("raw_data")
+    weights.data_location = onnx.TensorProto.EXTERNAL
+    at = str(tmp_path / "weights.bin") if location.startswith("/") else location
+    for key, value in (("location", at), ("offset", "0"), ("length", "8")):
+        weights.external_data.add(key=key, value=value)
+    with ms.models("risk", log=log) as stored, pytest.raises(InvalidInput, match="not a model in ONNX"):
+        stored.put(model.SerializeToString())
+    with pytest.raises(InvalidInput, match="not a model in ONNX"):
+        model_of("onnx", model.SerializeToString())
 
 
 def test_models_are_put_into_a_topic(log: EmbeddedLog, tmp_path: Path) -> None:

@@ -91,6 +91,7 @@ def linear_of(given: Any) -> Linear:
             isinstance(weights, list | tuple)
             and weights
             and all(map(_is_number, [*weights, intercept]))
+            and isinstance(link, str)
             and link in LINKS
         ):
             return Linear(tuple(map(float, weights)), float(intercept), link)
@@ -98,7 +99,12 @@ def linear_of(given: Any) -> Linear:
 
 
 def _is_number(given: object) -> bool:
-    return isinstance(given, int | float) and not isinstance(given, bool) and math.isfinite(given)
+    if not isinstance(given, int | float) or isinstance(given, bool):
+        return False
+    try:
+        return math.isfinite(given)
+    except OverflowError:  # a whole number beyond all floating-point numbers
+        return False
 
 
 @lru_cache(SESSIONS_KEPT)

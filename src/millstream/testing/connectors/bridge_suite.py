@@ -17,9 +17,8 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any, ClassVar
 
-from millstream.bridges.arrivals import Arrival, Outcome
 from millstream.bridges.landing import Landing, dead_letter_topic
-from millstream.errors import MillstreamError
+from millstream.bridges.positioned import PositionedLanding
 from millstream.log import EmbeddedLog
 from millstream.testing.connectors.processes import KILLED, STEPS, Child, Jumps, Ready, Step, killed_around
 from millstream.testing.connectors.proxy import FaultProxy
@@ -30,8 +29,12 @@ SCHEMA = "id string, n int, padding string"
 TOGETHER = 5
 HOUR_SECONDS = 3600.0
 LARGE_BYTES = 3 << 20
-Runner = Callable[[Landing, Ready], None]
-"""Runs a bridge in its own process, until that is killed. It is pickled: a function of a module, or its partial."""
+NAME = "under-test"
+Runner = Callable[[Any, Ready], None]
+"""Runs a bridge in its own process, until that is killed, with a `Landing` or a `PositionedLanding`.
+
+It is pickled: a function of a module, or its partial.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,6 +54,8 @@ class BridgeUnderTest(ABC):
 
     has_ids: ClassVar[bool] = True
     """Whether a message that is delivered twice is stored once."""
+    keeps_positions: ClassVar[bool] = False
+    """Whether the bridge stores its position in the server itself, with the messages: it gets a PositionedLanding."""
     server_port: int
     """Where connections end: those of the bridge, or those of senders if the bridge itself listens."""
 
@@ -76,25 +81,26 @@ class Faults:
     clock_jumps_seconds: float = 0.0
 
 
-class FaultyLanding(Landing):
+def _break(landing: Landing | PositionedLanding, faults: Faults) -> None:
     """In the process of the bridge."""
+    jump = Jumps(faults.clock_jumps_seconds) if faults.clock_jumps_seconds else None
+    land = killed_around(landing.land, faults.killed)
 
-    def __init__(self, log: EmbeddedLog, faults: Faults) -> None:
-        super().__init__(log, "under-test", [TOPIC])
-        self._slow_seconds = faults.slow_seconds
-        self._jump = Jumps(faults.clock_jumps_seconds) if faults.clock_jumps_seconds else None
-        self._land = killed_around(super().land, faults.killed)
+    def faulty(*given: Any) -> Any:
+        time.sleep(faults.slow_seconds)
+        if jump is not None:
+            jump()
+        return land(*given)
 
-    def land(self, arrivals: Sequence[Arrival]) -> list[Outcome | MillstreamError]:
-        time.sleep(self._slow_seconds)
-        if self._jump is not None:
-            self._jump()
-        done: list[Outcome | MillstreamError] = self._land(arrivals)
-        return done
+    landing.land = faulty  # type: ignore[assignment, method-assign]
 
 
-def _bridge(ready: Ready, folder: Path, runner: Runner, faults: Faults) -> None:
-    with EmbeddedLog(folder) as log, FaultyLanding(log, faults) as landing:
+def _bridge(ready: Ready, folder: Path, runner: Runner, faults: Faults, keeps_positions: bool) -> None:
+    with (
+        EmbeddedLog(folder) as log,
+        PositionedLanding(log, NAME, TOPIC) if keeps_positions else Landing(log, NAME, [TOPIC]) as landing,
+    ):
+        _break(landing, faults)
         runner(landing, ready)
 
 
@@ -117,7 +123,7 @@ class Bench:
             self._child.kill()
         runner = self.bridge.runner(self.proxy.port)
         given = faults or Faults()
-        self._child = Child(_bridge, self._folder, runner, given)
+        self._child = Child(_bridge, self._folder, runner, given, self.bridge.keeps_positions)
         self._child.wait_until_ready(may_be_killed=given.killed is not None)
         return self._child
 
@@ -141,6 +147,8 @@ class Bench:
         until(lambda: expected <= set(self.ids()), "all accepted messages are in the topic")
         found = Counter(self.ids())
         assert set(found) == expected
+        if self.bridge.keeps_positions:
+            assert found == Counter(message.id for message in self._sent), "each is stored as often as it was sent"
         if self.bridge.has_ids:
             twice = sorted(id for id, times in found.items() if times > 1)
             assert not twice, f"stored more than once: {twice}"

@@ -178,6 +178,6 @@ def test_a_kill_before_a_step_on_kafka_loses_and_doubles_nothing(
         with ms.event_store(address, own) as store, diaries[1].open("a") as notes:
             work(store, notes, lambda: None)
         check_and_go_on(address, own, diaries)
-        last += 13
+        last += 29
     assert code == 0
     assert last > 60

@@ -57,6 +57,7 @@ class Subscription:
     def search_again(self, deleted: str) -> None:
         """Called when a topic was deleted: it is dropped, or is another one of that name."""
         self._first.discard(deleted)
+        self._left = {place: offset for place, offset in self._left.items() if place.topic != deleted}
         self._searched_at = 0.0
 
     def is_found_later(self, topic: str) -> bool:

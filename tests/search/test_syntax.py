@@ -6,12 +6,15 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from millstream.errors import InvalidQuery
 from millstream.records import Schema
 from millstream.search.checked import condition_of
 from millstream.search.fields import Document, Searched, documents, field_of
 from millstream.search.fragments import fragments
+from properties import examples
 
 SEARCHED = Searched(
     Schema.of(
@@ -103,6 +106,7 @@ def matches(text: str) -> bool:
         "spark^3",
         "price:>=20^2",
         r"\u0053park",
+        r"\u0073\u0070ark \ud83d\ude00",
         r'"apache \u0053park"',
         "zürich naïve",
         "spark-streaming",
@@ -160,6 +164,7 @@ def test_it_does_not_match(text: str) -> None:
         ("a AND", "column 6: a clause is missing at the end"),
         ("a AND OR b", "column 7: OR follows another operator"),
         ("a NOT AND b", "column 7: AND follows another operator"),
+        (r"a \ud83d", r"column 3: \ud83d is half of a character"),
         ("at:2026-13", "column 1: '2026-13' is not a timestamp, as 'at' is"),
         ("day:[* TO 2026-02-30]", "column 1: '2026-02-30' is not a date, as 'day' is"),
         ("a OR NOT", "column 9: a clause is missing at the end"),
@@ -184,6 +189,22 @@ def test_a_wrong_query_is_refused_with_the_column_of_the_mistake(text: str, mist
     with pytest.raises(InvalidQuery) as refused:
         condition_of(text, SEARCHED)
     assert refused.value.what == mistake
+
+
+PIECES = r"""a spark AND OR NOT ( ) " ~ ~1 ^ ^x [ ] { } TO * ? \ \u \u0041 \ud83d / /a.*/ : title: price: at: day: weight:
+sold: author.name: parts.kind: _exists_: *:* 10 1e400 1e999999999 nan 2026 2026-13 9999-12-31 + - ! && || > >= ü \u3000 # @"""
+
+
+@given(st.lists(st.sampled_from([*PIECES.split(), " "]), max_size=9).map("".join))
+@examples(300)
+def test_any_text_is_a_query_or_is_refused(text: str) -> None:
+    try:
+        condition = condition_of(text, SEARCHED)
+    except InvalidQuery as refused:
+        assert refused.what.startswith("column ")
+        return
+    condition.matches(document())
+    condition.score(document())
 
 
 def test_a_hostile_pattern_takes_no_longer_than_others() -> None:

@@ -18,7 +18,7 @@ BLANKS = " \t\r\n\u3000"
 ENDS_WORD = frozenset(BLANKS + '()[]{}^~:"')
 EXISTS_FIELD = "_exists_"
 OPERATORS = {"AND": "AND", "&&": "AND", "OR": "OR", "||": "OR"}
-ESCAPED_CODE = re.compile(r"\\u([0-9a-fA-F]{4})")
+ESCAPED_CODES = re.compile(r"(?:\\u[0-9a-fA-F]{4})+")
 COMPARISONS = (">=", "<=", ">", "<")
 
 
@@ -312,7 +312,7 @@ class _Parser:
         while self._at < len(self._text):
             here = self._here()
             if here == "\\":
-                made.append(self._escaped())
+                made += self._escaped()
                 continue
             if here in ENDS_WORD:
                 break
@@ -323,10 +323,14 @@ class _Parser:
         return "".join(made), frozenset(wild)
 
     def _escaped(self) -> str:
-        """The character after a backslash, or the one of a code such as \\u00fc."""
-        if (code := ESCAPED_CODE.match(self._text, self._at)) is not None:
-            self._at = code.end()
-            return chr(int(code[1], 16))
+        """The character after a backslash, or those of codes such as \\u00fc, which are UTF-16."""
+        if (codes := ESCAPED_CODES.match(self._text, self._at)) is not None:
+            try:
+                made = bytes.fromhex(codes[0].replace("\\u", "")).decode("utf-16-be")
+            except UnicodeDecodeError:
+                self._refuse(f"{codes[0]} is half of a character", "write the character itself")
+            self._at = codes.end()
+            return made
         if self._at + 1 == len(self._text):
             self._refuse("there is nothing after the backslash", "write \\\\ for a backslash")
         self._at += 2
@@ -338,7 +342,7 @@ class _Parser:
         made: list[str] = []
         while self._at < len(self._text) and self._here() != '"':
             if self._here() == "\\":
-                made.append(self._escaped())
+                made += self._escaped()
                 continue
             made.append(self._here())
             self._at += 1

@@ -112,6 +112,40 @@ def test_truncation_and_another_file_of_the_same_inode(following: Following, app
     assert following.read()[3:] == [b"another beginning"]
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_files_with_a_marker_are_read_when_it_is_there_and_put_away(
+    lines: EmbeddedLog, app: Path, tmp_path: Path, is_killed: bool
+) -> None:
+    """Method: in one case the process ends between storing a file and moving it."""
+    archive, day = tmp_path / "archive", app.parent / "day.csv"
+    app.parent.mkdir()
+    archive.mkdir()
+    (archive / "day.csv").write_text("of an earlier day")
+
+    def follower(landing: PositionedLanding) -> FolderFollower:
+        return FolderFollower(landing, [str(app.parent)], marker=".done", archive=archive)
+
+    with PositionedLanding(lines, "files", "lines") as landing:
+        following = follower(landing)
+        append(day, b"one\ntwo")
+        assert following.step() == 0
+        day.with_name("day.csv.done").touch()
+        assert [following.step(), following.step()] == [4, 3]
+        if not is_killed:
+            following.run(once=True)
+    with PositionedLanding(lines, "files", "lines") as landing:
+        follower(landing).run(once=True)
+        assert landing.positions() == {}
+    assert values(lines, "lines") == [b"one", b"two"]
+    assert list(app.parent.iterdir()) == []
+    assert (archive / "day.csv.1").read_bytes() == b"one\ntwo"
+
+
+def test_only_files_with_a_marker_can_be_put_away(following: Following, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="may still grow"):
+        FolderFollower(following.landing, ["logs"], archive=tmp_path)
+
+
 def test_lines_that_are_too_long(following: Following, app: Path, lines: EmbeddedLog) -> None:
     append(app, b"x" * 150 + b"\nshort\n" + b"y" * 3_000_000)
     assert following.read() == [b"short"]

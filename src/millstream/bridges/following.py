@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from io import FileIO
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -97,11 +98,28 @@ class Followed:
 class FolderFollower:
     """Follows the files that match patterns, also those that appear later."""
 
-    def __init__(self, landing: PositionedLanding, patterns: Sequence[str], *, bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        landing: PositionedLanding,
+        patterns: Sequence[str],
+        *,
+        bytes_max: int = 1 << 20,
+        marker: str | None = None,
+        archive: Path | None = None,
+    ) -> None:
+        """With a `marker`, such as `.done`, a file is read when there is one with that ending as well: it is complete.
+
+        When it is stored, it is moved to the folder `archive`, if there is one.
+        """
         if not patterns:
             raise InvalidInput(
                 "there are no files to follow", next_step="name files or patterns, such as 'logs/*.log*'"
             )
+        if archive is not None and not marker:
+            raise InvalidInput(
+                "files that may still grow cannot be moved away", next_step="name the ending of markers: --marker .done"
+            )
+        self._marker, self._archive = marker, archive
         self._landing = landing
         self._patterns = [str(Path(pattern).expanduser().absolute()) for pattern in patterns]
         self._bytes_max = bytes_max
@@ -142,17 +160,39 @@ class FolderFollower:
         for identity, followed in list(self._open.items()):
             is_gone = identity not in found  # deleted, or renamed to what no pattern covers
             before = followed.offset
-            arrivals = followed.lines(self._bytes_max, is_ended=is_ended or is_gone)
+            is_complete = is_ended or is_gone or self._marker is not None
+            arrivals = followed.lines(self._bytes_max, is_ended=is_complete)
             if followed.offset != before:
                 self._landing.land(arrivals, {identity: followed.position()})
                 self._stored[identity] = followed.position()
                 total += abs(followed.offset - before)
-            elif is_gone:
+            elif is_gone or self._archive is not None:
+                if not is_gone:
+                    self._put_away(Path(followed.path))
                 if identity in self._stored:
                     self._landing.land([], {identity: None})
                     del self._stored[identity]
                 self._open.pop(identity).file.close()
         return total
+
+    def _put_away(self, path: Path) -> None:
+        """Before its position is removed, so that no line is stored twice. One of the same name gets a number."""
+        archive = self._archive
+        assert archive is not None
+        target = archive / path.name
+        for number in count(1):
+            if not target.exists():
+                break
+            target = archive / f"{path.name}.{number}"
+        try:
+            archive.mkdir(parents=True, exist_ok=True)
+            path.rename(target)
+            Path(f"{path}{self._marker}").unlink(missing_ok=True)
+        except OSError as error:
+            raise InvalidInput(
+                f"{path} cannot be moved to {archive}: {error.strerror}",
+                next_step="name a folder of the same file system that this user may write to",
+            ) from error
 
     def behind(self) -> Behind | None:
         """What is in the files and not stored. From any thread."""
@@ -190,6 +230,13 @@ class FolderFollower:
         return identity
 
     def _paths(self) -> Iterator[Path]:
+        for path in self._matching():
+            if self._marker is None or (
+                not path.name.endswith(self._marker) and Path(f"{path}{self._marker}").exists()
+            ):
+                yield path
+
+    def _matching(self) -> Iterator[Path]:
         for pattern in self._patterns:
             if Path(pattern).is_dir():
                 yield from sorted(path for path in Path(pattern).iterdir() if not path.name.startswith("."))

@@ -304,6 +304,13 @@ def files(
     ],
     once: Annotated[bool, typer.Option("--once", help="End when all lines that are there are stored.")] = False,
     max_line: Annotated[str, typer.Option(metavar="SIZE", help="The longest line.")] = "1 MiB",
+    marker: Annotated[
+        str | None,
+        typer.Option(metavar="ENDING", help="Read a file when there is one with this ending as well, such as '.done'."),
+    ] = None,
+    archive: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="With --marker: move files there when they are stored.")
+    ] = None,
 ) -> None:
     """Follow files that grow until Ctrl-C, as tail -F does: every line is a record, and stored exactly once.
 
@@ -324,7 +331,7 @@ def files(
 
     name = bridge_name("files", " ".join(sorted(str(Path(pattern).absolute()) for pattern in patterns)))
     with session.log() as log, PositionedLanding(log, name, topic) as landing:
-        follower = FolderFollower(landing, patterns, bytes_max=size_bytes(max_line))
+        follower = FolderFollower(landing, patterns, bytes_max=size_bytes(max_line), marker=marker, archive=archive)
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: follower.stop())
         show_note(f"following {', '.join(patterns)} for topic '{topic}' until Ctrl-C")

@@ -13,9 +13,11 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
+from millstream.bridges import flight_server
 from millstream.bridges.flight_server import FlightServer
 from millstream.errors import (
     AlreadyExists,
+    BufferFull,
     InvalidInput,
     InvalidRecord,
     NoAccess,
@@ -64,6 +66,19 @@ def test_topics(remote: Broker, log: EmbeddedLog) -> None:
     with pytest.raises(UnknownTopic, match="scores"):
         remote.topic("scores")
     assert log.topics() == []
+
+
+def test_so_many_consumers_of_groups_may_be_open(
+    remote: Broker, log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flight_server, "MEMBERS_MAX", 1)
+    log.create_topic("clicks")
+    with remote.consumer("clicks", group="one") as first:
+        first.poll(0)
+        with pytest.raises(BufferFull, match="1 consumers are open"), remote.consumer("clicks", group="two") as second:
+            second.poll(0)
+    with remote.consumer("clicks", group="two") as again:
+        assert not again.poll(0)
 
 
 def test_records_there_and_back(remote: Broker, log: EmbeddedLog) -> None:

@@ -20,7 +20,7 @@ import pyarrow.flight as flight
 
 from millstream import terminal
 from millstream.bridges.reports import Served
-from millstream.errors import InvalidInput, InvalidRecord, MillstreamError, NotFound, UnknownTopic
+from millstream.errors import BufferFull, InvalidInput, InvalidRecord, MillstreamError, NotFound, UnknownTopic
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.embedded import EmbeddedLog
 from millstream.log.embedded.group_member import EmbeddedMember
@@ -45,6 +45,8 @@ from millstream.log.wakeup import Wakeup
 BATCH_BYTES_MAX = 64 << 20
 READ_BYTES_MAX = 64 << 20
 SWEEP_SECONDS = 1.0
+MEMBERS_MAX = 1000
+"""Consumers of groups that may be open at once."""
 logger = terminal.logger(__name__)
 Question = Callable[..., Any]
 
@@ -141,6 +143,9 @@ class Answers:
 
     def _join(self, group: str, topics: list[str], poll_seconds_max: float) -> Any:
         self.close_silent()
+        with self._lock:
+            if len(self._members) >= MEMBERS_MAX:
+                raise BufferFull(f"{MEMBERS_MAX} consumers are open", next_step="close those that are not used")
         port = EmbeddedMember(self._log, group, self._settings(group, poll_seconds_max))
         port.join(topics)
         session = secrets.token_hex(16)

@@ -424,3 +424,15 @@ APPROXIMATE = [
     "tanh(d)",
 ]
 """Java and C differ in the last digits of these."""
+
+TIMES_AS_TEXT = [
+    "try_cast(s as timestamp)",
+    "cast(s as timestamp)",
+    "try_cast(s as date)",
+    "to_timestamp(substring(s, 1, 19), 'yyyy-MM-dd HH:mm:ss')",
+    "unix_timestamp(substring(s, 1, 19), 'yyyy-MM-dd HH:mm:ss')",
+    "from_unixtime(l)",
+    "timestamp_seconds(l)",
+    "to_timestamp(cast(at as string)) = at",
+]
+"""Over texts that are times."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import random
-from datetime import UTC, date, datetime
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
@@ -118,3 +120,42 @@ def nasty_rows(count: int = 120, seed: int = 0) -> pa.Table:
     batch, failures = rows_to_batch([draw.row(at) for at in range(count)], SCHEMA)
     assert not failures, failures[:3]
     return pa.Table.from_batches([batch])
+
+
+def switching_rows(zone: str) -> pa.Table:
+    """Rows around each change of a zone's clocks in 2026, with the local time as a text in several forms."""
+    start, local = datetime(2026, 1, 1, tzinfo=UTC), ZoneInfo(zone)
+    quarters = [start + timedelta(minutes=15 * each) for each in range(4 * 24 * 365)]
+    changes = [
+        each
+        for each, after in pairwise(quarters)
+        if each.astimezone(local).utcoffset() != after.astimezone(local).utcoffset()
+    ]
+    moments = [change + timedelta(minutes=20 * each) for change in changes for each in range(-9, 10)]
+    forms = ["", "Z", "T"]  # of another zone in a text, only Spark can tell the time, and an error says so
+    rows = nasty_rows(len(moments))
+    at, at2 = moments, [*moments[7:], *moments[:7]]
+    # What clocks show, and in the gap what they skip.
+    texts = [f"{each.replace(tzinfo=None) + change_of(each, local):%Y-%m-%d %H:%M:%S}" for each in moments]
+    made = {
+        "at": at,
+        "at2": at2,
+        "day": [each.astimezone(local).date() for each in moments],
+        "day2": [each.date() for each in at2],
+        "s": [_formed(text, forms[place % 3]) for place, text in enumerate(texts)],
+        "l": [int(each.timestamp()) for each in moments],
+    }
+    for name, values in made.items():
+        rows = rows.set_column(
+            rows.schema.get_field_index(name), rows.schema.field(name), pa.array(values, rows.schema.field(name).type)
+        )
+    return rows
+
+
+def change_of(moment: datetime, zone: ZoneInfo) -> timedelta:
+    """The offset of a zone before its next change, for a moment close to it."""
+    return (moment - timedelta(hours=4)).astimezone(zone).utcoffset() or timedelta()
+
+
+def _formed(text: str, form: str) -> str:
+    return text.replace(" ", "T") if form == "T" else text + form

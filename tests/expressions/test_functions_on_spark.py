@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -13,9 +14,9 @@ from millstream.expressions.functions import FUNCTIONS
 from millstream.expressions.lambda_functions import FUNCTIONS as HIGHER_ORDER
 
 from .differential import ERROR, differences, in_duckdb, on_spark
-from .function_cases import APPROXIMATE, GENERAL, NUMBERS, OPERATORS, TEXT_AND_TIME
+from .function_cases import APPROXIMATE, GENERAL, NUMBERS, OPERATORS, TEXT_AND_TIME, TIMES_AS_TEXT
 from .json_cases import JSON_TEXT
-from .nasty import nasty_rows
+from .nasty import nasty_rows, switching_rows
 from .nested_cases import BUILD_MAPS, NESTED
 
 if TYPE_CHECKING:
@@ -64,6 +65,20 @@ def test_maps_are_built_as_on_spark(spark: SparkSession) -> None:
 def test_random_rows_are_those_of_spark(spark: SparkSession, part: int) -> None:
     """All expressions, in parts, each over rows of its own."""
     wrong = compared(spark, EXACT[part::8], nasty_rows(120, seed=part))
+    assert not wrong, "\n".join(wrong[:20])
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+def test_daylight_saving_is_that_of_spark(spark: SparkSession, zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Around the hours that a zone skips or has twice, in a process of that zone, with times as text."""
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        wrong = compared(spark, [*TEXT_AND_TIME, *TIMES_AS_TEXT], switching_rows(zone))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
     assert not wrong, "\n".join(wrong[:20])
 
 

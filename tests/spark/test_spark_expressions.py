@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -45,6 +45,70 @@ def test_json_is_parsed_filtered_and_aggregated(spark: SparkSession) -> None:
 
     (_, closed) = played(totals, [Add(ROWS), Watermark(at(30))])
     assert [(row["user"], row["total"]) for row in closed] == [("ann", 16), ("bob", 7)]
+
+
+@pytest.mark.more
+def test_a_key_is_a_column_of_pyspark(spark: SparkSession) -> None:
+    """By position with its alias, by name, and as a function of the user's."""
+    from pyspark.sql import functions as sf
+
+    first = sf.udf(lambda name: name[:1], "string")
+
+    def counted(rows: ms.Stream) -> dict[str, ms.Stream]:
+        users = rows.select("at", user="coalesce(get_json_object(body, '$.user'), 'none')")
+        keyed = {
+            "alias": users.key_by(sf.upper("user").alias("k")),
+            "named": users.key_by(k=sf.substring("user", 1, 2)),
+            "function": users.key_by(first(sf.col("user")).alias("k")),
+        }
+        return {name: each.window(ms.fixed("1 hour")).agg(n=ms.count()) for name, each in keyed.items()}
+
+    closed = play(counted, [Add(ROWS), Watermark(None)], schema=SCHEMA, event_time="at", on="spark")[-1]
+    found = {name: sorted((row["k"], row["n"]) for row in rows) for name, rows in closed.items()}
+    assert found == {
+        "alias": [("ANN", 2), ("BOB", 1), ("NONE", 1)],
+        "named": [("an", 2), ("bo", 1), ("no", 1)],
+        "function": [("a", 2), ("b", 1), ("n", 1)],
+    }
+
+
+DAYLIGHT_SAVING = {
+    "hour": "hour(at)",
+    "day": "date_trunc('day', at)",
+    "text": "cast(at as string)",
+    "next_day": "at + interval 1 day",
+    "as_text": "date_format(at, 'yyyy-MM-dd HH:mm')",
+    "local": "to_timestamp(date_format(at, 'yyyy-MM-dd HH:mm:ss'))",
+    "seconds": "unix_timestamp(date_format(at, 'yyyy-MM-dd HH:mm:ss'))",
+}
+
+
+@pytest.mark.more
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York"])
+def test_the_time_zone_of_the_session_and_its_daylight_saving_change_nothing(spark: SparkSession, zone: str) -> None:
+    """Over the nights in which clocks change: with a translation, in Spark's own engine, and without Spark."""
+    switches = (datetime(2026, 3, 8), datetime(2026, 3, 29), datetime(2026, 10, 25), datetime(2026, 11, 1))
+    hours = [switch + timedelta(minutes=30 * each) for switch in switches for each in range(16)]
+    given = [Add([{"id": n, "at": each.replace(tzinfo=UTC)} for n, each in enumerate(hours)])]
+
+    def translated(rows: ms.Stream) -> ms.Stream:
+        return rows.select("id", **DAYLIGHT_SAVING)
+
+    def on_spark(rows: ms.Stream) -> ms.Stream:
+        return rows.where("xxhash64(id) is not null").spark(
+            lambda df: df.selectExpr("id", *(f"{text} as {name}" for name, text in DAYLIGHT_SAVING.items()))
+        )
+
+    (expected,) = played(translated, given, on="local")
+    before = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", zone)
+    try:
+        for flow in (translated, on_spark):
+            (found,) = played(flow, given)
+            assert sorted(found, key=lambda row: row["id"]) == expected
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", before)
+    assert [row["hour"] for row in expected] == [each.hour for each in hours]
 
 
 @pytest.mark.more

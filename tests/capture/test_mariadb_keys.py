@@ -171,3 +171,38 @@ def test_a_key_whose_order_changes_while_rows_are_read_stops_the_capture(log, ds
         with pytest.raises(InvalidInput, match="the type of the key of table 'codes' has changed"):
             running.catch_up()
     db.close()
+
+
+@pytest.mark.parametrize("columns", ["b", "a, b", None])
+def test_a_key_that_is_replaced_stops_the_capture(log, dsn, columns) -> None:
+    """Goal: rows that differ in the new key only would be one row for those that read the topic."""
+    db = connected(dsn)
+    execute(db, "CREATE TABLE codes (a varchar(9), b int NOT NULL, PRIMARY KEY (a(5)))")
+    now = f"({columns})" if columns else "none"
+    with captured(log, dsn, "codes") as running:
+        running.catch_up()
+        execute(db, "INSERT INTO codes VALUES ('x', 1)")
+        execute(db, "ALTER TABLE codes DROP PRIMARY KEY" + (f", ADD PRIMARY KEY ({columns})" if columns else ""))
+        execute(db, "INSERT INTO codes VALUES ('y', 2)")
+        with pytest.raises(InvalidInput) as stopped:
+            running.catch_up()
+        assert f"the key of table 'codes' is {now} now, and was (a) before" in str(stopped.value)
+    with pytest.raises(InvalidInput) as refused:
+        captured(log, dsn, "codes")
+    assert f"the key of table 'codes' is {now} now, and was (a) before" in str(refused.value)
+    db.close()
+
+
+def test_it_is_known_about_how_many_rows_there_are(log, dsn, monkeypatch) -> None:
+    monkeypatch.setattr("millstream.capture.mariadb.steps.CHUNK_ROWS", 100)
+    db = connected(dsn)
+    execute(db, "CREATE TABLE many (id int PRIMARY KEY)")
+    execute(db, "INSERT INTO many SELECT seq FROM seq_1_to_250")
+    execute(db, "ANALYZE TABLE many")
+    seen = []
+    with captured(log, dsn, "many") as running:
+        running.catch_up(watch=lambda: seen.append(running.database.progress(running.position)))
+    assert {each.rows for each in seen if each} == {200}  # the first step is before the first look
+    assert all(100 < each.total < 600 for each in seen if each)
+    assert seen[-1] is None
+    db.close()

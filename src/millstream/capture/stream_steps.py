@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar
 
 import pyarrow as pa
@@ -17,6 +17,8 @@ from millstream.records import Schema
 PIECE_ROWS = 10_000
 STEP_CHANGES = 50_000
 COMPARED_CHANGES = 5_000
+KEYS = "keys"
+"""Of a position: the key columns of each table. Older versions did not store them."""
 Id = TypeVar("Id", bound=Hashable)
 """What the database calls a table."""
 Converted = TypeVar("Converted")
@@ -114,6 +116,20 @@ def being_read(position: Position) -> str | None:
     states: dict[str, dict[str, Any]] = position["snapshot"]
     left = [name for name, state in states.items() if not state["done"]]
     return min(left, key=lambda name: states[name]["last"] is None, default=None)
+
+
+def check_key(table: str, where: str, before: Sequence[str], now: Collection[str]) -> None:
+    """The order of columns may differ. Rows that differ in a new key only would have the same records."""
+    if set(before) != set(now):
+        raise InvalidInput(
+            f"the key of table '{table}' is {_listed(now)} now, and was {_listed(before)} before",
+            where=where,
+            next_step="capture the table under another name, into another topic: the new topic starts with a snapshot",
+        )
+
+
+def _listed(key: Collection[str]) -> str:
+    return f"({', '.join(key)})" if key else "none"
 
 
 def keep_order(table: str, where: str, state: dict[str, Any], kinds: list[str]) -> None:

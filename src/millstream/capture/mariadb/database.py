@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from millstream.capture.changes import TRUNCATE, ColumnTypes, TableShape, check_columns, check_distinct
@@ -34,7 +35,7 @@ from millstream.capture.mariadb.table_maps import TableMap
 from millstream.capture.mariadb.tables import MariadbTable, TableId, find_table, shape_of, table_names
 from millstream.capture.mariadb.values import UnknownColumn
 from millstream.capture.ports import Position, Progress
-from millstream.capture.stream_steps import Heartbeat, being_read
+from millstream.capture.stream_steps import KEYS, Heartbeat, being_read, check_key
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost
 from millstream.records import Schema
 
@@ -99,13 +100,19 @@ class MariadbDatabase:
         names = [shape.name for shape in self.shapes.values()]
         states = {name: position["snapshot"].get(name) or unread() for name in names}
         columns = {shape.name: shape.stored.ddl for shape in self.shapes.values()}
-        return {**position, "snapshot": states, "tables": columns}
+        keys = {table.name: list(table.key) for table in self.tables.values()}
+        return {**position, "snapshot": states, "tables": columns, KEYS: keys}
 
     def _look(self, position: Position | None) -> None:
         """Reads the definitions of the tables."""
         known = {} if position is None else position["tables"]
         self._folds_names = folds_names(self._db)
         found = {name: find_table(self._db, name, self._address.database, self.where) for name in self._wanted}
+        keys = {} if position is None else position.get(KEYS, {})
+        for name, table in found.items():
+            if (key := keys.get(name)) is not None:
+                check_key(name, self.where, key, table.key)
+                found[name] = replace(table, key=tuple(key))
         check_distinct([(name, table.id) for name, table in found.items()], self.where)
         for name, topic in self._wanted.items():
             table = found[name]
@@ -274,6 +281,7 @@ class MariadbDatabase:
                 where=self.where,
                 next_step="capture the table under another name, into another topic",
             )
+        check_key(table.name, self.where, table.key, table_map.key)
         shape = shape_of(table, known.topic, table_map.columns, self._types)
         return None if shape.columns == known.columns else shape.since(known.stored, self.where)
 
@@ -321,6 +329,8 @@ class MariadbDatabase:
     def current(self, db: Any, table: MariadbTable) -> tuple[MariadbTable, TableShape]:
         """A table as it is now, which may be ahead of the changes that have arrived."""
         found, known = find_table(db, table.name, self._address.database, self.where), self.shapes[table.id]
+        check_key(table.name, self.where, table.key, found.key)
+        found = replace(found, key=table.key)
         self._followed.pop(table.id, None)
         return found, shape_of(found, known.topic, found.columns, self._types).since(known.stored, self.where)
 

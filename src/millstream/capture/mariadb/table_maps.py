@@ -31,6 +31,7 @@ from millstream.capture.mariadb.values import (
 )
 
 SIGNEDNESS, DEFAULT_CHARSET, COLUMN_CHARSET, COLUMN_NAME, SET_LABELS, ENUM_LABELS = 1, 2, 3, 4, 5, 6
+PRIMARY_KEY, PRIMARY_KEY_WITH_PREFIX = 8, 9
 LABEL_DEFAULT_CHARSET, LABEL_COLUMN_CHARSET = 10, 11
 ONE_BYTE = (FLOAT, DOUBLE, BLOB, GEOMETRY, TIMESTAMP2, DATETIME2, TIME2)
 TWO_BYTES = (VARCHAR, VAR_STRING, STRING, DECIMAL, BIT)
@@ -45,6 +46,8 @@ class TableMap:
     schema: str
     table: str
     columns: tuple[BinlogColumn, ...]
+    key: tuple[str, ...] = ()
+    """The columns of the primary key."""
 
     @cached_property
     def readers(self) -> tuple[Read, ...]:
@@ -68,7 +71,9 @@ def table_map(data: bytes, charsets: Charsets) -> TableMap:
     size, at = packed(data, at + count)
     columns = list(_columns(kinds, data[at : at + size]))
     at += size + (count + 7) // 8
-    return TableMap(schema, table, tuple(_described(columns, data, at, charsets)))
+    metadata = _metadata(data, at)
+    described = _described(columns, metadata, charsets)
+    return TableMap(schema, table, tuple(described), tuple(described[place].name for place in _key(metadata)))
 
 
 def packed(data: bytes, at: int) -> tuple[int, int]:
@@ -112,13 +117,24 @@ def _string(first: int, second: int) -> BinlogColumn:
 # ---------------------------------------------------------------- optional metadata
 
 
-def _described(columns: list[BinlogColumn], data: bytes, at: int, charsets: Charsets) -> list[BinlogColumn]:
+def _metadata(data: bytes, at: int) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     while at < len(data):
         kind = data[at]
         size, at = packed(data, at + 1)
         found[kind] = data[at : at + size]
         at += size
+    return found
+
+
+def _key(found: Mapping[int, bytes]) -> list[int]:
+    """The places of the columns of the primary key."""
+    if PRIMARY_KEY_WITH_PREFIX in found:
+        return list(_numbers(found[PRIMARY_KEY_WITH_PREFIX]))[::2]
+    return list(_numbers(found.get(PRIMARY_KEY, b"")))
+
+
+def _described(columns: list[BinlogColumn], found: Mapping[int, bytes], charsets: Charsets) -> list[BinlogColumn]:
     names = list(_texts(found.get(COLUMN_NAME, b"")))
     if len(names) != len(columns):
         raise UnknownColumn("the binary log does not have the names of the columns (binlog_row_metadata=FULL)")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -29,7 +29,7 @@ from millstream.capture.postgres.history import ANOTHER_NAME, STORED, History
 from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
 from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape
 from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table, key_of, table_names
-from millstream.capture.stream_steps import Heartbeat, being_read
+from millstream.capture.stream_steps import KEYS, Heartbeat, being_read, check_key
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
 from millstream.records import Schema
@@ -39,8 +39,6 @@ FREE_SECONDS = 10.0
 LOOK_SECONDS = 5.0
 BEAT_SECONDS = 10.0
 VISIBLE_SECONDS = 0.05
-KEYS = "keys"
-"""Of a position: the key columns of each table."""
 FULL = "f"
 """The replica identity of a table that logs whole rows."""
 _RIGHTS = (
@@ -145,7 +143,7 @@ class PostgresDatabase:
     def _look(self, position: Position | None) -> None:
         """Reads the definitions of the tables."""
         known = {} if position is None else position["tables"]
-        keys = {} if position is None else position.get(KEYS, {})  # older versions did not store them
+        keys = {} if position is None else position.get(KEYS, {})
         self.tables = {name: self._found(self._db, name, keys.get(name)) for name in self._wanted}
         check_distinct([(name, table.oid) for name, table in self.tables.items()], self.where)
         for name, table in self.tables.items():
@@ -162,18 +160,8 @@ class PostgresDatabase:
         found = find_table(db, name, self.where)
         if key is None:
             return found
-        self._check_key(found, key, found.key)
+        check_key(name, self.where, key, found.key)
         return replace(found, key=tuple(key))
-
-    def _check_key(self, table: PostgresTable, before: Sequence[str], now: Collection[str]) -> None:
-        """The order of columns may differ. Rows that differ in the new key only would have the same records."""
-        if set(before) != set(now):
-            raise InvalidInput(
-                f"the key of table '{table.name}' is {_listed(now)} now, and was {_listed(before)} before",
-                where=self.where,
-                next_step="capture the table under another name, into another topic: the new topic starts with a "
-                "snapshot",
-            )
 
     @property
     def _oids(self) -> set[int]:
@@ -343,7 +331,7 @@ class PostgresDatabase:
                 next_step="capture the table under another name, into another topic",
             )
         with explained(self._dsn):
-            self._check_key(table, table.key, self._key(relation))
+            check_key(table.name, self.where, table.key, self._key(relation))
             shape = self.types.shape(table, known.topic, columns)
         if shape.columns == known.columns:
             return None
@@ -439,7 +427,3 @@ class PostgresDatabase:
 def unread(since: int) -> dict[str, Any]:
     """The state of a snapshot: up to which key rows were read, and from which transaction on changes are sent."""
     return {"last": None, "done": False, "rows": 0, "since": since}
-
-
-def _listed(key: Collection[str]) -> str:
-    return f"({', '.join(key)})" if key else "none"

@@ -1,4 +1,6 @@
-"""docs/functions.md: every function of Spark, and where it runs in a flow. `python tools/functions_page.py` writes it.
+"""The last section of docs/expressions.md: every function of Spark, and where it runs in a flow.
+
+`python tools/functions_page.py` writes it.
 
 The list is Spark's own, so a new version of Spark changes the page, and a test compares it with the running one.
 """
@@ -17,7 +19,8 @@ from millstream.expressions.spark_functions import GENERATORS
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-PAGE = Path(__file__).parent.parent / "docs" / "functions.md"
+PAGE = Path(__file__).parent.parent / "docs" / "expressions.md"
+TITLE = "## Every function of Spark, and where it runs\n"
 GRAMMAR = {
     "!", "!=", "%", "&", "*", "+", "-", "/", "<", "<<", ">>", "<=", "<=>", "<>", "=", "==", ">", ">=", "^",
     "and", "between", "case", "cast", "div", "extract", "ilike", "in", "like", "not", "or", "when", "|", "||", "~",
@@ -35,14 +38,13 @@ GROUPS = {"agg_funcs": "an aggregate", "window_funcs": "a window function", "gen
 TABLES = ("variant_explode", "variant_explode_outer")
 REPEATABLE = {name for name, why in DIFFERENT.items() if "repeatable" in why}
 BAR = "\\|"
-INTRODUCTION = """# Every function of Spark, and where it runs
-
+INTRODUCTION = """\
 An expression of a flow is Spark SQL. A function that runs **everywhere** has a translation with the same results: it
 also runs in tests without Spark, and on Spark inside the task that reads. One that runs **on Spark** needs Spark's own
 engine. One that is **refused** looks at more than one row, or would give another result when a batch is done again.
 
 [Functions in expressions](reference/expressions.md) has the arguments of those that run everywhere, and what is special
-about them. This page is generated from Spark's own list (`python tools/functions_page.py`), and a test compares them.
+about them. This list is generated from Spark's own list (`python tools/functions_page.py`), and a test compares them.
 """
 
 
@@ -80,6 +82,7 @@ def place(name: str, group: str, kind: str) -> tuple[str, str]:
 
 
 def page(spark: SparkSession) -> str:
+    """The whole page, with its section made again."""
     jvm: Any = spark._jvm
     loader = jvm.org.apache.spark.util.Utils.getContextOrSparkClassLoader()
 
@@ -94,11 +97,13 @@ def page(spark: SparkSession) -> str:
         rows.setdefault(group, []).append((name, *place(name, group, kind)))
     counts = {where: sum(row[1] == where for each in rows.values() for row in each) for where in
               ("everywhere", "on Spark", "refused")}  # fmt: skip
-    parts = [INTRODUCTION, f"Of {sum(counts.values())} functions and operators, {counts['everywhere']} run everywhere, "
+    written = PAGE.read_text().partition(TITLE)[0]
+    parts = [written + TITLE, INTRODUCTION]
+    parts += [f"Of {sum(counts.values())} functions and operators, {counts['everywhere']} run everywhere, "
              f"{counts['on Spark']} on Spark, and {counts['refused']} are refused.\n"]  # fmt: skip
     for group, each in sorted(rows.items()):
         title = group.removesuffix("_funcs").replace("agg", "aggregate").capitalize()
-        parts.append(f"## {title}\n\n| where | functions |\n|---|---|")
+        parts.append(f"### {title}\n\n| where | functions |\n|---|---|")
         wheres: dict[str, list[str]] = {}
         for name, where, why in each:
             wheres.setdefault(f"{where}: {why}" if why else where, []).append(f"`{name.replace('|', BAR)}`")

@@ -41,6 +41,7 @@ PASSING = frozenset(
         "_TIMED_OUT_QUEUE",
         "_NOENT",
         "_RESOLVE",
+        "_DESTROY_BROKER",  # the client has dropped a broker that left the cluster
         "COORDINATOR_NOT_AVAILABLE",
         "COORDINATOR_LOAD_IN_PROGRESS",
         "NOT_COORDINATOR",

@@ -24,7 +24,6 @@ from millstream.connectors.claims import Claim
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.opening import keeper_of, open_sink
 from millstream.copies.following import Follower, rebuild
-from millstream.copies.key_files import file_name
 from millstream.errors import AlreadyExists, InvalidInput, InvalidPlan, SinkUnavailable, StartOverRefused
 from millstream.records import Schema
 from redis_server import RedisServer
@@ -360,13 +359,6 @@ def test_a_view_of_a_copy_in_a_database_outlives_a_rebuild(topic, request, tmp_p
         replace(place.copy, table="other").open_store()
     with pytest.raises(InvalidInput, match="may have up to 40 characters"):
         replace(place.copy, table="n" * 41).open_store()
-
-
-def test_names_of_files() -> None:
-    keys = ["a", "A/b", "..", ".x", "", "ü" * 200, "ü" * 201, '["1", "here"]']
-    names = [file_name(key) for key in keys]
-    assert len(set(names)) == len(keys)
-    assert all("/" not in name and len(name) < 250 and not name.startswith(".") for name in names if name != ".json")
 
 
 KILLED = """

@@ -42,12 +42,12 @@ from rich.console import Console
 from rich.table import Table
 
 import millstream as ms
-from millstream.bridges.connection import BridgeConnection
 from millstream.bridges.flight_server import FlightServer
-from millstream.bridges.http_listener import Rules, listener, share_processor
+from millstream.bridges.http.connection import BridgeConnection
+from millstream.bridges.http.listener import Rules, listener, share_processor
 from millstream.bridges.landing import Landing
-from millstream.bridges.mqtt import MqttBridge, MqttSource
-from millstream.bridges.mqtt_client import MqttBroker
+from millstream.bridges.mqtt.bridge import MqttBridge, MqttSource
+from millstream.bridges.mqtt.client import MqttBroker
 from millstream.log import EmbeddedLog
 from millstream.secrets import Secret
 from millstream.serving.access import Access, ListenAddress

@@ -28,8 +28,8 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
-from millstream.jobs.job_progress import Progress, ProgressFile
-from millstream.jobs.plan_document import write_plan
+from millstream.jobs.measuring.job_progress import Progress, ProgressFile
+from millstream.jobs.versions.plan_document import write_plan
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import server
 from millstream.spark.query.physical_plan import PhysicalPlan

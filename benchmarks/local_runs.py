@@ -9,10 +9,10 @@ import polars as pl
 
 import millstream as ms
 from millstream.local import Flowing, Local
-from millstream.operators.accumulators import TIME
+from millstream.operators.aggregates.accumulators import TIME
 from millstream.operators.clock import Clock
-from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Node
+from millstream.plan.time.bundles import BEGINNING, END
 
 
 def timed_run(

@@ -25,7 +25,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from millstream.log import EmbeddedLog
-from millstream.log.reader import PartitionReader
+from millstream.log.storage.reader import PartitionReader
 
 SCHEMA = "user string, team string, score long, weight double"
 TOPIC = "scores"

@@ -35,9 +35,9 @@ import psutil
 import pyarrow as pa
 
 import millstream as ms
-from millstream.jobs.batch_events import BatchEvents
-from millstream.jobs.job_metrics import JobMetrics
-from millstream.jobs.sampling import Sampler
+from millstream.jobs.measuring.batch_events import BatchEvents
+from millstream.jobs.measuring.job_metrics import JobMetrics
+from millstream.jobs.measuring.sampling import Sampler
 from millstream.spark.session.start import session
 
 SCHEMA = "key long, value long, at timestamp"

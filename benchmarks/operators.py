@@ -22,10 +22,10 @@ from rich.table import Table
 
 import millstream as ms
 from millstream.local import Flowing, Local
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
-from millstream.plan.bundles import BEGINNING
 from millstream.plan.nodes import Node
+from millstream.plan.time.bundles import BEGINNING
 
 MINUTE = 60_000_000
 START = 1_700_000_000_000_000

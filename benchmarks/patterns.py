@@ -36,7 +36,7 @@ from rich.table import Table
 import millstream as ms
 from local_runs import timed_run
 from millstream.errors import MillstreamError
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.plan.run_settings import BATCH_ROWS
 from pattern_statements import ALL, ANSWER, BATCHES, CORES, FIRST, MATCHES, READERS, TIMES
 

@@ -21,7 +21,7 @@ from rich.table import Table
 
 import millstream as ms
 from local_runs import timed_run
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 
 START = 1_700_000_000_000_000
 DELAY = 10_000_000

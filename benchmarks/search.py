@@ -22,10 +22,10 @@ from rich.table import Table
 
 import millstream as ms
 from millstream.local import Flowing, Local
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
-from millstream.plan.bundles import BEGINNING
 from millstream.plan.search.matching import QueryMatches
+from millstream.plan.time.bundles import BEGINNING
 from millstream.records import Schema
 from millstream.search.checked import condition_of
 from millstream.search.fields import Searched, documents, field_of

@@ -20,10 +20,10 @@ from rich.table import Table
 
 import millstream as ms
 from millstream.local import Flowing, Local
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
-from millstream.plan.aggregates import Aggregate
-from millstream.plan.bundles import BEGINNING, END
+from millstream.plan.aggregates.basic import Aggregate
+from millstream.plan.time.bundles import BEGINNING, END
 
 START = 1_700_000_000_000_000
 USERS = 1_000_000

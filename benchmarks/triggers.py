@@ -22,11 +22,11 @@ from rich.table import Table
 
 import millstream as ms
 from millstream.local import Flowing, Local
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
-from millstream.plan.bundles import BEGINNING, END
-from millstream.plan.triggers import Trigger
-from millstream.plan.windows import Window
+from millstream.plan.time.bundles import BEGINNING, END
+from millstream.plan.time.triggers import Trigger
+from millstream.plan.time.windows import Window
 
 MINUTE = 60_000_000
 START = 1_700_000_040_000_000

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.panel import Panel
 
 import millstream as ms
-from millstream.plan.process import Key
+from millstream.plan.steps.process import Key
 
 # Paul Morphy against two guests of the Paris opera, 1858. With 12. O-O-O four squares change at once.
 GAME = """

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 import millstream as ms
-from millstream.plan.process import Key
+from millstream.plan.steps.process import Key
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SCHEMA = "device string, celsius double, at timestamp"

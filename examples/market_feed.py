@@ -26,8 +26,8 @@ from rich.table import Table
 
 import millstream as ms
 from millstream.bridges.landing import Landing
-from millstream.bridges.running import serve
-from millstream.bridges.socket_listener import Doors, Numbered, Reader, Traffic, datagram_socket
+from millstream.bridges.sockets.listener import Doors, Numbered, Reader, Traffic, datagram_socket
+from millstream.bridges.sockets.running import serve
 
 HOST = "127.0.0.1"
 GROUPS = ("239.7.7.1", "239.7.7.2")

@@ -28,8 +28,8 @@ from rich.table import Table
 
 import millstream as ms
 from millstream.bridges.landing import Landing
-from millstream.bridges.mqtt import MqttBridge, MqttSource
-from millstream.bridges.mqtt_client import MqttBroker
+from millstream.bridges.mqtt.bridge import MqttBridge, MqttSource
+from millstream.bridges.mqtt.client import MqttBroker
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools"))
 from mosquitto_server import Mosquitto

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 import millstream as ms
-from millstream.plan.process import Key
+from millstream.plan.steps.process import Key
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 PRICES = "symbol string, price double, at timestamp"

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import millstream as ms
-from millstream.jobs.ask_topics import prepare_topics
+from millstream.jobs.asked.ask_topics import prepare_topics
 from millstream.local import Local
 from millstream.log import Broker
-from millstream.plan.asks import REQUEST, Ask
-from millstream.plan.bundles import BEGINNING, Bundle, Row
 from millstream.plan.nodes import Read
+from millstream.plan.steps.asks import REQUEST, Ask
+from millstream.plan.time.bundles import BEGINNING, Bundle, Row
 
 
 def tenths(name: str = "sums") -> tuple[ms.Flow, Ask]:

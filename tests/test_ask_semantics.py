@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.plan.asks import answered
+from millstream.plan.steps.asks import answered
 from millstream.plan.stream import Stream
 from millstream.testing import Add, Batch
 from transcripts import play

@@ -10,7 +10,7 @@ import pytest
 import millstream as ms
 from answering import answering, tenths
 from millstream.errors import AskFailed, AskTimedOut, ClosedError, InvalidInput, NotFound, UnknownTopic
-from millstream.jobs.ask_topics import prepare_topics
+from millstream.jobs.asked.ask_topics import prepare_topics
 from millstream.log import EmbeddedLog
 from waiting import until
 

@@ -9,7 +9,7 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.plan.windows import Window
+from millstream.plan.time.windows import Window
 from millstream.spark.query.physical_plan import event_times
 from millstream.testing import Add, Clock, Watermark, play
 

@@ -23,7 +23,7 @@ from alerts.receivers import mail_server
 from debian_servers import MISSING, program
 from example_files import EXAMPLES, cells, load, rows_of
 from millstream.errors import InvalidInput
-from millstream.plan import dashboards
+from millstream.plan.shown import dashboards
 from postgres_server import Server
 from waiting import until
 

@@ -9,7 +9,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.plan.watermarks import Bounded
+from millstream.plan.time.watermarks import Bounded
 from millstream.testing import Add, Clock
 from times import t
 from transcripts import play

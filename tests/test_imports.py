@@ -60,7 +60,7 @@ MAY_IMPORT: dict[str, list[str]] = {
     "__init__": [EVERYTHING],
     "__main__": ["cli"],
 }
-FOR_TYPES_ONLY = {("plan/flow.py", "millstream.jobs.job.Job"), ("plan/apps.py", "millstream.jobs.app_job.AppJob")}
+FOR_TYPES_ONLY = {("plan/flow.py", "millstream.jobs.job.Job"), ("plan/apps.py", "millstream.jobs.apps.job.AppJob")}
 """What a file names for type checkers without ever loading it: the types of what `Flow.run` and `App.run` return."""
 WITHOUT_SPARK = {
     "terminal",
@@ -166,9 +166,9 @@ def test_every_package_imports_only_what_it_may() -> None:
     [
         ("records/schema.py", "from millstream.log import connect"),
         ("records/schema.py", "from millstream import log"),
-        ("log/segment.py", "def late():\n    import millstream.cli"),
-        ("log/segment.py", "from ..cli import main"),
-        ("log/frame.py", "import pyspark.sql"),
+        ("log/storage/segment.py", "def late():\n    import millstream.cli"),
+        ("log/storage/segment.py", "from ...cli import main"),
+        ("log/storage/frame.py", "import pyspark.sql"),
         ("unheard_of/x.py", "import os"),
         ("plan/flow.py", "from millstream.jobs.job import Job"),
         ("plan/flow.py", "if TYPE_CHECKING:\n    from millstream.jobs.job import run_job"),
@@ -182,9 +182,9 @@ def test_a_forbidden_import_is_found(file: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("file", "source"),
     [
-        ("log/segment.py", "from millstream.records import Schema\nfrom millstream.errors import DamagedLog"),
-        ("log/segment.py", "from . import frame\nfrom millstream.log.disk import Disk"),
-        ("cli/topics.py", "from millstream.log import connect"),
+        ("log/storage/segment.py", "from millstream.records import Schema\nfrom millstream.errors import DamagedLog"),
+        ("log/storage/segment.py", "from . import frame\nfrom millstream.log.storage.disk import Disk"),
+        ("cli/topic_commands/topics.py", "from millstream.log import connect"),
         ("errors.py", "import os, sys"),
     ],
 )

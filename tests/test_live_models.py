@@ -14,8 +14,8 @@ import pytest
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan
 from millstream.log import EmbeddedLog
-from millstream.plan.live_models import Models
-from millstream.plan.model_formats import model_of
+from millstream.plan.models.formats import model_of
+from millstream.plan.models.live_models import Models
 from millstream.plan.stream import Stream
 from millstream.testing import Add, Batch
 from test_learning import onnx_model

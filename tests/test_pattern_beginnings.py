@@ -7,7 +7,7 @@ import polars as pl
 import pytest
 
 import millstream as ms
-from millstream.operators.accumulators import ROW
+from millstream.operators.aggregates.accumulators import ROW
 from millstream.operators.patterns import beginnings
 from millstream.operators.patterns.beginnings import Beginnings, Masks
 from millstream.operators.patterns.columns import Columns, RowColumns

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import Local
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row, micros
+from millstream.plan.time.bundles import BEGINNING, END, Bundle, Row, micros
 from millstream.reference import Reference
 from test_runners_agree import EPOCH, FEWER, KEYS, at, check, rows, scripts
 

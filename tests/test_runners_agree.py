@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import Local
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row, micros
-from millstream.plan.triggers import Trigger
-from millstream.plan.windows import Everything, Window
+from millstream.plan.time.bundles import BEGINNING, END, Bundle, Row, micros
+from millstream.plan.time.triggers import Trigger
+from millstream.plan.time.windows import Everything, Window
 from millstream.reference import Reference
 from millstream.testing import Add, Clock, Partition, Watermark, play
 from properties import examples

@@ -21,9 +21,9 @@ import millstream as ms
 from millstream import terminal as terminals_module
 from millstream.connectors.opening import open_sink
 from millstream.errors import JobChanged, MillstreamError, NotFound
-from millstream.jobs import display
-from millstream.jobs.job_progress import Progress
-from millstream.jobs.kept_steps import differences
+from millstream.jobs.measuring.job_progress import Progress
+from millstream.jobs.shown import display
+from millstream.jobs.versions.kept_steps import differences
 from millstream.records import Schema
 from millstream.terminal import escaped, escaped_bytes, escaped_lines, is_harmless, is_terminal, logger, shown
 from millstream.testing import Add, assert_panes, play, print_panes, svg

@@ -11,9 +11,9 @@ import pyarrow as pa
 from expected import bag
 
 from millstream.local import Local
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row, micros
 from millstream.plan.nodes import Node, Read
 from millstream.plan.stream import Stream
+from millstream.plan.time.bundles import BEGINNING, END, Bundle, Row, micros
 
 START = datetime(2015, 7, 15, 12, tzinfo=UTC)
 BUNDLE_TIME = timedelta(seconds=3)

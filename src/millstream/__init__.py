@@ -9,15 +9,15 @@ if TYPE_CHECKING:
     from millstream import errors
     from millstream.alerts.targets import command, email, slack
     from millstream.asking import ask
-    from millstream.bridges.amqp1_sink import amqp1
-    from millstream.bridges.amqp_sink import amqp
-    from millstream.bridges.aws_sinks import kinesis, sns, sqs
-    from millstream.bridges.mqtt_sink import mqtt
-    from millstream.bridges.nanomsg_sink import nanomsg
-    from millstream.bridges.push_sink import push
-    from millstream.bridges.stomp_sink import stomp
-    from millstream.bridges.webhook_sink import webhook
-    from millstream.bridges.zeromq_sink import zeromq
+    from millstream.bridges.amqp.sink import amqp
+    from millstream.bridges.amqp1.sink import amqp1
+    from millstream.bridges.aws.sinks import kinesis, sns, sqs
+    from millstream.bridges.http.push_sink import push
+    from millstream.bridges.http.webhook_sink import webhook
+    from millstream.bridges.mqtt.sink import mqtt
+    from millstream.bridges.peers.nanomsg_sink import nanomsg
+    from millstream.bridges.peers.zeromq_sink import zeromq
+    from millstream.bridges.stomp.sink import stomp
     from millstream.calling import client
     from millstream.capture.adding import add_to_capture
     from millstream.capture.debezium import debezium
@@ -49,7 +49,15 @@ if TYPE_CHECKING:
     from millstream.events.upcasters import upcaster
     from millstream.jobs.job import Job
     from millstream.log import Batch, Broker, Message, Record, connect
-    from millstream.plan.aggregates import (
+    from millstream.plan.aggregates.approximate import (
+        approx_count,
+        approx_distinct,
+        approx_intersection,
+        approx_quantiles,
+        approx_set,
+        approx_top,
+    )
+    from millstream.plan.aggregates.basic import (
         avg,
         collect,
         collect_list,
@@ -68,30 +76,22 @@ if TYPE_CHECKING:
         sum,
         top,
     )
-    from millstream.plan.approximate import (
-        approx_count,
-        approx_distinct,
-        approx_intersection,
-        approx_quantiles,
-        approx_set,
-        approx_top,
-    )
+    from millstream.plan.aggregates.conditions import all, any, bool_and, bool_or, count_if, some
+    from millstream.plan.aggregates.picks import collect_set, max_by, min_by
+    from millstream.plan.aggregates.sampling import bloom, sample
+    from millstream.plan.aggregates.statistics import median, mode, percentile, stddev_pop, var_pop, var_samp, variance
     from millstream.plan.apps import App, app
-    from millstream.plan.conditions import all, any, bool_and, bool_or, count_if, some
-    from millstream.plan.dashboards import dashboard, panel
     from millstream.plan.flow import Flow
-    from millstream.plan.learning import ewma, kmeans, seasonal, zscore
-    from millstream.plan.masks import mask
+    from millstream.plan.models.learning import ewma, kmeans, seasonal, zscore
     from millstream.plan.parameters import param
     from millstream.plan.patterns.pattern import Pattern, alternatives, any_order, pattern
-    from millstream.plan.picks import collect_set, max_by, min_by
-    from millstream.plan.process import Key
-    from millstream.plan.retries import retry
-    from millstream.plan.sampling import bloom, sample
-    from millstream.plan.statistics import median, mode, percentile, stddev_pop, var_pop, var_samp, variance
+    from millstream.plan.shown.dashboards import dashboard, panel
+    from millstream.plan.shown.masks import mask
+    from millstream.plan.steps.process import Key
+    from millstream.plan.steps.retries import retry
     from millstream.plan.stream import Stream
     from millstream.plan.tables import Table
-    from millstream.plan.triggers import (
+    from millstream.plan.time.triggers import (
         after,
         after_count,
         after_watermark,
@@ -103,8 +103,17 @@ if TYPE_CHECKING:
         in_order,
         repeatedly,
     )
-    from millstream.plan.watermarks import ascending, bounded, custom, punctuated
-    from millstream.plan.windows import calendar, closed_by, delta_window, everything, fixed, rows, sessions, sliding
+    from millstream.plan.time.watermarks import ascending, bounded, custom, punctuated
+    from millstream.plan.time.windows import (
+        calendar,
+        closed_by,
+        delta_window,
+        everything,
+        fixed,
+        rows,
+        sessions,
+        sliding,
+    )
     from millstream.provenance.asking import why
     from millstream.stored_models import models
     from millstream.stored_queries import queries
@@ -114,15 +123,15 @@ if TYPE_CHECKING:
 # The names that `import millstream as ms` provides, and their modules: imported on first use, so that the command line
 # is fast.
 _NAMES = {
-    "millstream.bridges.amqp1_sink": "amqp1",
-    "millstream.bridges.amqp_sink": "amqp",
-    "millstream.bridges.aws_sinks": "kinesis sns sqs",
-    "millstream.bridges.mqtt_sink": "mqtt",
-    "millstream.bridges.nanomsg_sink": "nanomsg",
-    "millstream.bridges.push_sink": "push",
-    "millstream.bridges.stomp_sink": "stomp",
-    "millstream.bridges.webhook_sink": "webhook",
-    "millstream.bridges.zeromq_sink": "zeromq",
+    "millstream.bridges.amqp1.sink": "amqp1",
+    "millstream.bridges.amqp.sink": "amqp",
+    "millstream.bridges.aws.sinks": "kinesis sns sqs",
+    "millstream.bridges.mqtt.sink": "mqtt",
+    "millstream.bridges.peers.nanomsg_sink": "nanomsg",
+    "millstream.bridges.http.push_sink": "push",
+    "millstream.bridges.stomp.sink": "stomp",
+    "millstream.bridges.http.webhook_sink": "webhook",
+    "millstream.bridges.peers.zeromq_sink": "zeromq",
     "millstream.capture.adding": "add_to_capture",
     "millstream.capture.endpoints": "mariadb_changes postgres_changes sqlite_changes",
     "millstream.capture.outbox": "outbox",
@@ -156,33 +165,33 @@ _NAMES = {
     "millstream.events.upcasters": "upcaster",
     "millstream.jobs.job": "Job",
     "millstream.log": "Batch Broker Message Record connect",
-    "millstream.plan.aggregates": (
+    "millstream.plan.aggregates.basic": (
         "avg collect collect_list combine count count_distinct distinct_count first last "
         "max mean min std stddev stddev_samp sum top"
     ),
     "millstream.plan.apps": "App app",
-    "millstream.plan.approximate": (
+    "millstream.plan.aggregates.approximate": (
         "approx_count approx_distinct approx_intersection approx_quantiles approx_set approx_top"
     ),
-    "millstream.plan.conditions": "all any bool_and bool_or count_if some",
+    "millstream.plan.aggregates.conditions": "all any bool_and bool_or count_if some",
     "millstream.plan.flow": "Flow",
-    "millstream.plan.learning": "ewma kmeans seasonal zscore",
+    "millstream.plan.models.learning": "ewma kmeans seasonal zscore",
     "millstream.plan.patterns.pattern": "Pattern alternatives any_order pattern",
-    "millstream.plan.dashboards": "dashboard panel",
-    "millstream.plan.masks": "mask",
+    "millstream.plan.shown.dashboards": "dashboard panel",
+    "millstream.plan.shown.masks": "mask",
     "millstream.plan.parameters": "param",
-    "millstream.plan.picks": "collect_set max_by min_by",
-    "millstream.plan.process": "Key",
-    "millstream.plan.retries": "retry",
-    "millstream.plan.sampling": "bloom sample",
-    "millstream.plan.statistics": "median mode percentile stddev_pop var_pop var_samp variance",
+    "millstream.plan.aggregates.picks": "collect_set max_by min_by",
+    "millstream.plan.steps.process": "Key",
+    "millstream.plan.steps.retries": "retry",
+    "millstream.plan.aggregates.sampling": "bloom sample",
+    "millstream.plan.aggregates.statistics": "median mode percentile stddev_pop var_pop var_samp variance",
     "millstream.plan.stream": "Stream",
     "millstream.plan.tables": "Table",
-    "millstream.plan.triggers": (
+    "millstream.plan.time.triggers": (
         "after after_count after_watermark all_of at_expiry each every first_of in_order repeatedly"
     ),
-    "millstream.plan.watermarks": "ascending bounded custom punctuated",
-    "millstream.plan.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
+    "millstream.plan.time.watermarks": "ascending bounded custom punctuated",
+    "millstream.plan.time.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
     "millstream.provenance.asking": "why",
     "millstream.stored_models": "models",
     "millstream.stored_queries": "queries",

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from millstream.connectors.catalog import jobs_folder
 from millstream.errors import InvalidInput, NotFound
-from millstream.jobs.current_state import Held
-from millstream.jobs.job_progress import read_progress
-from millstream.jobs.questions import asked_of
+from millstream.jobs.asked.current_state import Held
+from millstream.jobs.asked.questions import asked_of
+from millstream.jobs.measuring.job_progress import read_progress
 from millstream.log import Broker, EmbeddedLog, connect
-from millstream.plan.bundles import BEGINNING, moment
+from millstream.plan.time.bundles import BEGINNING, moment
 from millstream.serving import Tables
 from millstream.user_lines import AtUsersLine, users_line, what_exists
 

@@ -31,7 +31,7 @@ from millstream.errors import (
 )
 from millstream.log import Broker, connect
 from millstream.log.buffer import Receipt
-from millstream.plan.asks import ANSWERS_TOPIC, ERROR, EXPIRES, REQUEST, REQUESTS_TOPIC, ROWS, topic_of
+from millstream.plan.steps.asks import ANSWERS_TOPIC, ERROR, EXPIRES, REQUEST, REQUESTS_TOPIC, ROWS, topic_of
 from millstream.records import Schema, duration, rows_to_batch
 from millstream.user_lines import AtUsersLine, what_exists
 

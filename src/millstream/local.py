@@ -11,18 +11,18 @@ from dataclasses import dataclass, replace
 import polars as pl
 
 from millstream.operators import elementwise, mapping
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import HIDDEN
 from millstream.operators.lateness import with_ahead_marked, without_ahead
 from millstream.operators.stateful import DEAD, EVERY_INPUT, LATE, SENT, TIMED_OUT, Stateful, held_for, stateful
 from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
-from millstream.plan.bundles import BEGINNING, Bundle, Row
-from millstream.plan.late import late_columns
-from millstream.plan.needs_spark import check_without_spark
 from millstream.plan.nodes import Node
+from millstream.plan.on_spark.needs_spark import check_without_spark
 from millstream.plan.patterns.node import TimedOut
+from millstream.plan.time.bundles import BEGINNING, Bundle, Row
+from millstream.plan.time.late import late_columns
 from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
 from millstream.state.run import HOLD

@@ -14,8 +14,8 @@ from millstream.errors import InvalidInput
 from millstream.log import Broker, connect
 from millstream.log.preparing import prepared_topic
 from millstream.plan.flow import Flow
-from millstream.plan.live_models import CONTENT, FORMAT
-from millstream.plan.model_formats import COEFFICIENTS, ONNX, linear_of, model_of
+from millstream.plan.models.formats import COEFFICIENTS, ONNX, linear_of, model_of
+from millstream.plan.models.live_models import CONTENT, FORMAT
 from millstream.plan.stream import Stream
 from millstream.user_lines import AtUsersLine, users_line
 

@@ -14,7 +14,7 @@ from millstream.log.preparing import prepared_topic
 from millstream.plan.flow import Flow
 from millstream.plan.stream import Stream
 from millstream.plan.tables import Table
-from millstream.plan.watermarks import bounded
+from millstream.plan.time.watermarks import bounded
 from millstream.search.syntax import parsed
 from millstream.user_lines import AtUsersLine, users_line
 

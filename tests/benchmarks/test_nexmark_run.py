@@ -406,7 +406,7 @@ def test_every_query_is_right_here_and_on_spark_where_it_can_be_asked(tmp_path: 
 
 
 def test_without_a_checkout_it_says_where_to_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from millstream.cli import bench
+    from millstream.cli.job_commands import bench
 
     assert bench.script(bench.NEXMARK) == SCRIPT
     installed = tmp_path / "lib" / "python" / "site" / "millstream" / "cli" / "bench.py"

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from aws_server import KEYS, REGION, AwsServer
-from millstream.bridges.aws_client import AwsAccount
+from millstream.bridges.aws.client import AwsAccount
 
 
 @contextmanager

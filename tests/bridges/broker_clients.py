@@ -10,17 +10,17 @@ from typing import Any, NamedTuple
 
 import millstream as ms
 from artemis_server import PASSWORD, USER, ArtemisServer
-from millstream.bridges.amqp1 import Amqp1Bridge, Amqp1Source, _Link
-from millstream.bridges.amqp1_client import Amqp1Broker
-from millstream.bridges.answered_sink import Outgoing
+from millstream.bridges.amqp1.bridge import Amqp1Bridge, Amqp1Source, _Link
+from millstream.bridges.amqp1.client import Amqp1Broker
 from millstream.bridges.arrivals import Arrival
-from millstream.bridges.broker_address import BrokerAddress
-from millstream.bridges.broker_failures import ConnectionLost, Declined
+from millstream.bridges.brokers.address import BrokerAddress
+from millstream.bridges.brokers.answered_sink import Outgoing
+from millstream.bridges.brokers.failures import ConnectionLost, Declined
+from millstream.bridges.brokers.queue_bridge import QueueBridge
 from millstream.bridges.landing import Landing
-from millstream.bridges.queue_bridge import QueueBridge
-from millstream.bridges.stomp import StompBridge, StompSource
-from millstream.bridges.stomp_client import StompBroker, StompConnection
-from millstream.bridges.stomp_sink import _Sender
+from millstream.bridges.stomp.bridge import StompBridge, StompSource
+from millstream.bridges.stomp.client import StompBroker, StompConnection
+from millstream.bridges.stomp.sink import _Sender
 from millstream.connectors import Connector
 from millstream.secrets import Secret
 

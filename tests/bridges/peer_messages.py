@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.bridges.landing import Landing
-from millstream.bridges.peers import Address, PeerBridge, PeerSource
+from millstream.bridges.peers.messages import Address, PeerBridge, PeerSource
 from millstream.connectors.opening import open_sink
 from millstream.log import EmbeddedLog
 from millstream.records import Schema, rows_to_batch

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from http.client import HTTPConnection
 from typing import Any
 
-from millstream.bridges.connection import BridgeConnection
+from millstream.bridges.http.connection import BridgeConnection
 from millstream.log import Broker, Record
 from millstream.serving.access import ListenAddress
 from millstream.serving.http import Application, listening, server

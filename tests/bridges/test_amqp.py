@@ -14,10 +14,10 @@ import pytest
 
 import millstream as ms
 from folders import in_memory
-from millstream.bridges import amqp
-from millstream.bridges.amqp import AmqpBridge, AmqpSource
-from millstream.bridges.amqp_client import AmqpBroker
-from millstream.bridges.amqp_sink import NO_QUEUE
+from millstream.bridges.amqp import bridge as amqp
+from millstream.bridges.amqp.bridge import AmqpBridge, AmqpSource
+from millstream.bridges.amqp.client import AmqpBroker
+from millstream.bridges.amqp.sink import NO_QUEUE
 from millstream.bridges.landing import Landing
 from millstream.connectors.opening import open_sink
 from millstream.errors import InvalidInput, InvalidPlan, MillstreamError, SinkFailed, SourceUnavailable

@@ -14,14 +14,14 @@ import pytest
 
 import millstream as ms
 from aws_server import REGION, AwsServer
-from millstream.bridges import sqs as sqs_bridge
-from millstream.bridges.answered_sink import Outgoing
-from millstream.bridges.aws_client import AwsAccount
-from millstream.bridges.aws_sinks import KINESIS, SQS, parts
-from millstream.bridges.kinesis import KinesisBridge, KinesisSource
+from millstream.bridges.aws import sqs as sqs_bridge
+from millstream.bridges.aws.client import AwsAccount
+from millstream.bridges.aws.kinesis import KinesisBridge, KinesisSource
+from millstream.bridges.aws.sinks import KINESIS, SQS, parts
+from millstream.bridges.aws.sqs import SqsBridge, SqsSource
+from millstream.bridges.brokers.answered_sink import Outgoing
+from millstream.bridges.growing_files.positioned import PositionedLanding
 from millstream.bridges.landing import Landing
-from millstream.bridges.positioned import PositionedLanding
-from millstream.bridges.sqs import SqsBridge, SqsSource
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.opening import open_sink
 from millstream.errors import ConnectorFailed, InvalidInput, SinkFailed, SinkUnavailable
@@ -289,7 +289,7 @@ def test_what_failed_of_a_batch_is_sent_again_and_only_that(aws: AwsServer, name
 def test_what_is_never_accepted_makes_the_job_wait(
     aws: AwsServer, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millstream.bridges.aws_sinks.PAUSE_SECONDS", 0.001)
+    monkeypatch.setattr("millstream.bridges.aws.sinks.PAUSE_SECONDS", 0.001)
     with (
         failing_in_part(aws, lambda count: list(range(count))) as (address, sizes),
         pytest.raises(SinkUnavailable, match="3 of 3"),

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.bridges import amqp1_wire, stomp_wire
-from millstream.bridges.amqp1_message import Amqp1Message, decoded
-from millstream.bridges.amqp1_types import BrokenValue, Described, Reader, Symbol, UByte, UInt, ULong, UShort, encoded
+from millstream.bridges.amqp1 import wire as amqp1_wire
+from millstream.bridges.amqp1.message import Amqp1Message, decoded
+from millstream.bridges.amqp1.types import BrokenValue, Described, Reader, Symbol, UByte, UInt, ULong, UShort, encoded
+from millstream.bridges.stomp import wire as stomp_wire
 from properties import examples
 
 LEAVES = st.one_of(

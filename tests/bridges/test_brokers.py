@@ -15,8 +15,8 @@ import pytest
 import millstream as ms
 from artemis_server import PASSWORD, USER, ArtemisServer
 from folders import in_memory
-from millstream.bridges.answered_sink import Outgoing
-from millstream.bridges.broker_failures import ConnectionLost, Declined
+from millstream.bridges.brokers.answered_sink import Outgoing
+from millstream.bridges.brokers.failures import ConnectionLost, Declined
 from millstream.bridges.landing import Landing
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.opening import open_sink

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from millstream.bridges.arrivals import Counts
-from millstream.bridges.callbacks import Callbacks
-from millstream.bridges.gateway import gateway
+from millstream.bridges.http.callbacks import Callbacks
+from millstream.bridges.http.gateway import gateway
 from millstream.log import EmbeddedLog
 from millstream.secrets import Secret
 from millstream.serving.access import Access, ListenAddress

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from folders import in_memory
-from millstream.bridges.following import FolderFollower
-from millstream.bridges.positioned import PositionedLanding
+from millstream.bridges.growing_files.following import FolderFollower
+from millstream.bridges.growing_files.positioned import PositionedLanding
 from millstream.errors import InvalidInput, ProducerFenced, StorageError
 from millstream.log import EmbeddedLog
 from waiting import until

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from millstream.bridges.gateway import gateway
-from millstream.bridges.sessions import Sessions
+from millstream.bridges.http.gateway import gateway
+from millstream.bridges.http.sessions import Sessions
 from millstream.errors import NotFound
 from millstream.log import EmbeddedLog
 from millstream.serving.access import Access, ListenAddress

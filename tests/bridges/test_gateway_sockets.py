@@ -11,8 +11,8 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from millstream.bridges.connection import BridgeConnection
-from millstream.bridges.gateway import gateway
+from millstream.bridges.http.connection import BridgeConnection
+from millstream.bridges.http.gateway import gateway
 from millstream.log import EmbeddedLog
 from millstream.serving.access import Access, ListenAddress
 from waiting import until

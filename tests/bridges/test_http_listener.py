@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from millstream.bridges.bodies import EventFormat
-from millstream.bridges.http_listener import Rules, listener
+from millstream.bridges.http.bodies import EventFormat
+from millstream.bridges.http.listener import Rules, listener
 from millstream.bridges.landing import Landing
 from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 
 from millstream.bridges.landing import Landing
-from millstream.bridges.mqtt import MqttBridge, MqttSource
-from millstream.bridges.mqtt_client import MqttBroker
+from millstream.bridges.mqtt.bridge import MqttBridge, MqttSource
+from millstream.bridges.mqtt.client import MqttBroker
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
 from millstream.log import EmbeddedLog
 from mosquitto_server import Mosquitto

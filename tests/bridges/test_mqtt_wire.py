@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.bridges import mqtt_wire as wire
+from millstream.bridges.mqtt import wire
 from properties import examples
 
 PAIRS = st.lists(st.tuples(st.text(max_size=8), st.text(max_size=200)), max_size=3).map(tuple)

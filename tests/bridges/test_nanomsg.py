@@ -10,7 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.bridges.arrivals import ID_HEADER
-from millstream.bridges.nanomsg import NanomsgAddress, NanomsgBridge, NanomsgSource, packed, parts_of
+from millstream.bridges.peers.nanomsg import NanomsgAddress, NanomsgBridge, NanomsgSource, packed, parts_of
 from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 from waiting import until

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import pytest
 
 import millstream as ms
-from millstream.bridges import nanomsg_sink, zeromq_sink
-from millstream.bridges.nanomsg import NanomsgAddress, NanomsgBridge
-from millstream.bridges.peers import PeerSource
-from millstream.bridges.zeromq import ZmqAddress, ZmqBridge
+from millstream.bridges.peers import nanomsg_sink, zeromq_sink
+from millstream.bridges.peers.messages import PeerSource
+from millstream.bridges.peers.nanomsg import NanomsgAddress, NanomsgBridge
+from millstream.bridges.peers.zeromq import ZmqAddress, ZmqBridge
 from millstream.errors import SinkUnavailable
 from millstream.log import EmbeddedLog
 from waiting import until

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.bridges.push_sink import PushSink
+from millstream.bridges.http.push_sink import PushSink
 from millstream.connectors.connector import Writing
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.opening import open_sink

@@ -14,8 +14,8 @@ import pytest
 
 from millstream.bridges import reports
 from millstream.bridges.arrivals import Arrival
+from millstream.bridges.growing_files.positioned import PositionedLanding
 from millstream.bridges.landing import Landing
-from millstream.bridges.positioned import PositionedLanding
 from millstream.bridges.reports import Behind, read_reports, reported, reports_folder
 from millstream.errors import StorageError
 from millstream.log import EmbeddedLog

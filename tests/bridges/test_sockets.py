@@ -18,13 +18,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.bridges import running
 from millstream.bridges.arrivals import Arrival, Landed
-from millstream.bridges.framing import Counted, Lines, Piece, Unframed
 from millstream.bridges.grouping import GroupedLanding
 from millstream.bridges.landing import Landing
-from millstream.bridges.sequences import MISSING_MAX, Sequence
-from millstream.bridges.socket_listener import (
+from millstream.bridges.sockets import running
+from millstream.bridges.sockets.framing import Counted, Lines, Piece, Unframed
+from millstream.bridges.sockets.listener import (
     Doors,
     Numbered,
     Reader,
@@ -33,7 +32,8 @@ from millstream.bridges.socket_listener import (
     named_pipe,
     unix_socket,
 )
-from millstream.bridges.syslog import NotSyslog, parsed
+from millstream.bridges.sockets.sequences import MISSING_MAX, Sequence
+from millstream.bridges.sockets.syslog import NotSyslog, parsed
 from millstream.errors import BufferFull, InvalidInput
 from millstream.log import EmbeddedLog
 from millstream.serving.access import ListenAddress

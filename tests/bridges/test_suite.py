@@ -20,15 +20,15 @@ import millstream as ms
 from artemis_server import PASSWORD, USER, ArtemisServer
 from aws_server import KEYS, REGION, AwsServer
 from folders import in_memory
-from millstream.bridges.amqp import AmqpBridge, AmqpSource
-from millstream.bridges.amqp_client import AmqpBroker
-from millstream.bridges.aws_client import AwsAccount
-from millstream.bridges.connection import BridgeConnection
-from millstream.bridges.http_listener import Rules, listener
+from millstream.bridges.amqp.bridge import AmqpBridge, AmqpSource
+from millstream.bridges.amqp.client import AmqpBroker
+from millstream.bridges.aws.client import AwsAccount
+from millstream.bridges.aws.sqs import SqsBridge, SqsSource
+from millstream.bridges.http.connection import BridgeConnection
+from millstream.bridges.http.listener import Rules, listener
 from millstream.bridges.landing import Landing
-from millstream.bridges.mqtt import MqttBridge, MqttSource
-from millstream.bridges.mqtt_client import MqttBroker
-from millstream.bridges.sqs import SqsBridge, SqsSource
+from millstream.bridges.mqtt.bridge import MqttBridge, MqttSource
+from millstream.bridges.mqtt.client import MqttBroker
 from millstream.connectors import Connector
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import listening, server

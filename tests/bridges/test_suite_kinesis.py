@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 import pytest
 
 from aws_server import KEYS, REGION, AwsServer
-from millstream.bridges.aws_client import AwsAccount
-from millstream.bridges.kinesis import KinesisBridge, KinesisSource
-from millstream.bridges.positioned import PositionedLanding
+from millstream.bridges.aws.client import AwsAccount
+from millstream.bridges.aws.kinesis import KinesisBridge, KinesisSource
+from millstream.bridges.growing_files.positioned import PositionedLanding
 from millstream.testing.connectors import BridgeSuite, BridgeUnderTest, Message
 
 from . import aws

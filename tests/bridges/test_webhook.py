@@ -15,7 +15,7 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.bridges.http_listener import Rules, listener
+from millstream.bridges.http.listener import Rules, listener
 from millstream.bridges.landing import Landing
 from millstream.connectors.opening import open_sink
 from millstream.connectors.refusals import Refusal

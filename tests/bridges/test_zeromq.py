@@ -12,7 +12,7 @@ import zmq
 
 import millstream as ms
 from millstream.bridges.arrivals import ID_HEADER
-from millstream.bridges.zeromq import ZmqAddress, ZmqBridge, ZmqSource
+from millstream.bridges.peers.zeromq import ZmqAddress, ZmqBridge, ZmqSource
 from millstream.connectors.refusals import Refusal
 from millstream.errors import InvalidInput, InvalidPlan
 from millstream.log import EmbeddedLog

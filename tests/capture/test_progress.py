@@ -8,7 +8,7 @@ from functools import partial
 from millstream.capture.capturing import Capture
 from millstream.capture.sqlite.database import SqliteDatabase
 from millstream.cli import progress
-from millstream.cli.capture import SnapshotProgress
+from millstream.cli.bridge_commands.capture import SnapshotProgress
 from terminals import OF_RICH, terminal
 
 from .support import captured_postgres

@@ -10,7 +10,7 @@ import pytest
 
 from millstream.connectors.file_ledger import FileLedger
 from millstream.jobs.job_folder import DESCRIPTION, JobFolder
-from millstream.jobs.rebuilding import Rebuild, requested_rebuild
+from millstream.jobs.results.rebuilding import Rebuild, requested_rebuild
 from millstream.log import EmbeddedLog
 from millstream.metrics.history import History
 from millstream.metrics.samples import Sample, StepPlan, StepSample

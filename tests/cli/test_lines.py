@@ -4,8 +4,8 @@ import io
 
 import pytest
 
-from millstream.cli.decoding import csv_decoder
-from millstream.cli.lines import CHUNK_BYTES, Chunk, join_quoted, read_chunks
+from millstream.cli.topic_commands.decoding import csv_decoder
+from millstream.cli.topic_commands.lines import CHUNK_BYTES, Chunk, join_quoted, read_chunks
 from millstream.errors import InvalidInput
 from millstream.log.topics import TopicSettings
 from millstream.records import Schema
@@ -21,7 +21,7 @@ def test_empty_lines_behind_an_open_quote_are_not_held():
 
 
 def test_a_line_without_end_names_the_input(monkeypatch):
-    from millstream.cli import lines
+    from millstream.cli.topic_commands import lines
 
     monkeypatch.setattr(lines, "LINE_BYTES_MAX", CHUNK_BYTES)
     with pytest.raises(InvalidInput, match="line 2 is longer than 4 MiB") as refused:

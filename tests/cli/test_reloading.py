@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from millstream.cli.reloading import _reload
-from millstream.cli.run import chosen_flow
+from millstream.cli.job_commands.reloading import _reload
+from millstream.cli.job_commands.run import chosen_flow
 from millstream.errors import InvalidInput, MillstreamError, NotFound
 
 HEAD = """import millstream as ms

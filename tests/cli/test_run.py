@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from millstream.cli.run import chosen_flow
+from millstream.cli.job_commands.run import chosen_flow
 from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 

@@ -19,7 +19,7 @@ import pytest
 
 import millstream as ms
 from connectors.support import table, weights
-from millstream.cli.follow import copy_of
+from millstream.cli.bridge_commands.follow import copy_of
 from millstream.connectors.claims import Claim
 from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.opening import keeper_of, open_sink
@@ -363,7 +363,7 @@ def test_a_view_of_a_copy_in_a_database_outlives_a_rebuild(topic, request, tmp_p
 
 KILLED = """
 import sys
-from millstream.cli.follow import copy_of
+from millstream.cli.bridge_commands.follow import copy_of
 from millstream.copies.following import Follower
 from millstream.log import EmbeddedLog
 import threading

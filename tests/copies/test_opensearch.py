@@ -6,7 +6,7 @@ import urllib.error
 import pytest
 
 import millstream as ms
-from millstream.cli.follow import copy_of
+from millstream.cli.bridge_commands.follow import copy_of
 from millstream.copies.following import Follower, rebuild
 from millstream.copies.opensearch_store import id_of
 from millstream.errors import AlreadyExists, InvalidInput, SinkFailed, SinkUnavailable

@@ -24,7 +24,8 @@ from log.disks import DeadlyDisk, Steps
 from log.processes import run
 from millstream.events import index, kafka_log
 from millstream.events.store import EventStore
-from millstream.log import Broker, EmbeddedLog, archive
+from millstream.log import Broker, EmbeddedLog
+from millstream.log.storage import archive
 
 from .histories import Counter, check
 

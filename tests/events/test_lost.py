@@ -10,7 +10,7 @@ import millstream as ms
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, OffsetLost
 from millstream.events.store import EventStore
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.topics import as_kafka
 

@@ -13,7 +13,7 @@ from log.storage.support import Killed, Steps
 from millstream.errors import InvalidInput, OffsetLost, StreamClosed, WrongVersion
 from millstream.events.embedded_log import INDEX
 from millstream.events.store import EventStore
-from millstream.log.segment import segment_names
+from millstream.log.storage.segment import segment_names
 from waiting import until
 
 from .conftest import Open

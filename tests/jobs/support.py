@@ -14,8 +14,8 @@ import millstream as ms
 from millstream.log import EmbeddedLog
 from millstream.operators.elementwise import frame_of
 from millstream.operators.source_watermarks import SourceWatermark
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row, micros
 from millstream.plan.nodes import Read
+from millstream.plan.time.bundles import BEGINNING, END, Bundle, Row, micros
 from millstream.reference import Reference
 from millstream.testing.script import _with_times
 from times import START, t

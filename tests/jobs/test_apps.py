@@ -17,20 +17,20 @@ from pyspark.sql import SparkSession
 import millstream as ms
 from millstream.connectors.catalog import jobs_folder
 from millstream.errors import DamagedState, InvalidInput, JobChanged, StepFailed
-from millstream.jobs import app_flows
-from millstream.jobs.app_flows import FILE, AppFlow, FlowState, read_flows
-from millstream.jobs.app_rewinds import settle_rewinds
+from millstream.jobs.apps import flows as app_flows
+from millstream.jobs.apps.flows import FILE, AppFlow, FlowState, read_flows
+from millstream.jobs.apps.owed_batches import OwedBatches
+from millstream.jobs.apps.rewinds import settle_rewinds
 from millstream.jobs.job_folder import DESCRIPTION, JobDescription, JobFolder
-from millstream.jobs.owed_batches import OwedBatches
-from millstream.jobs.plan_document import read_plan
-from millstream.jobs.savepoints import _refuse_failed_flows
-from millstream.jobs.state_rows import state_of
+from millstream.jobs.versions.plan_document import read_plan
+from millstream.jobs.versions.savepoints import _refuse_failed_flows
+from millstream.jobs.versions.state_rows import state_of
 from millstream.local import Local
 from millstream.log import EmbeddedLog
-from millstream.log.disk import write_document
+from millstream.log.storage.disk import write_document
 from millstream.plan.apps import flow_of
-from millstream.plan.bundles import BEGINNING, Bundle, Row, micros
 from millstream.plan.nodes import Read, Write
+from millstream.plan.time.bundles import BEGINNING, Bundle, Row, micros
 from millstream.plan.walking import in_order
 from millstream.reference import Reference
 from millstream.spark.query.physical_plan import PhysicalPlan

@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 import millstream as ms
 from millstream.errors import InvalidInput, NotFound, SourceUnavailable
 from millstream.log import EmbeddedLog
-from millstream.plan.bundles import micros
+from millstream.plan.time.bundles import micros
 from times import t
 from waiting import until
 

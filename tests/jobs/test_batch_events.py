@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import millstream as ms
-from millstream.jobs.batch_event import BatchEvent
-from millstream.jobs.batch_events import TICKS_MAX, BatchEvents
 from millstream.jobs.job_folder import JobFolder
-from millstream.jobs.job_metrics import JobMetrics
+from millstream.jobs.measuring.batch_event import BatchEvent
+from millstream.jobs.measuring.batch_events import TICKS_MAX, BatchEvents
+from millstream.jobs.measuring.job_metrics import JobMetrics
 from millstream.log import EmbeddedLog
 from millstream.provenance.events import events_of
 from millstream.spark.query.physical_plan import PhysicalPlan

@@ -20,14 +20,14 @@ import millstream as ms
 from millstream.errors import DamagedState, OutputMismatch, StartOverRefused
 from millstream.jobs import checkpoint as checkpoints
 from millstream.jobs.job_folder import DESCRIPTION, JobFolder
-from millstream.jobs.job_progress import FILE as PROGRESS
-from millstream.jobs.job_progress import read_progress
-from millstream.jobs.rebuilding import REBUILD, Rebuild, request_rebuild
-from millstream.jobs.refused_rows import FILE as REFUSED
-from millstream.jobs.refused_rows import RefusedRows
+from millstream.jobs.measuring.job_progress import FILE as PROGRESS
+from millstream.jobs.measuring.job_progress import read_progress
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, repair
+from millstream.jobs.results.rebuilding import REBUILD, Rebuild, request_rebuild
+from millstream.jobs.results.refused_rows import FILE as REFUSED
+from millstream.jobs.results.refused_rows import RefusedRows
 from millstream.log import EmbeddedLog
-from millstream.plan.bundles import END
+from millstream.plan.time.bundles import END
 from millstream.spark.query.job_feed import REACHED, REDO, JobFeed
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment

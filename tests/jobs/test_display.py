@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from millstream.errors import InvalidInput
-from millstream.jobs import display
-from millstream.jobs.job_progress import Progress
+from millstream.jobs.measuring.job_progress import Progress
+from millstream.jobs.shown import display
 
 ENDS_S = 31
 

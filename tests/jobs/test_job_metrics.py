@@ -9,12 +9,12 @@ from pyspark.sql import SparkSession
 
 import millstream as ms
 from millstream.errors import InvalidInput, SinkUnavailable
-from millstream.jobs.job_metrics import JobMetrics, Phases, plan_of
-from millstream.jobs.topic_lag import Growth
+from millstream.jobs.measuring.job_metrics import JobMetrics, Phases, plan_of
+from millstream.jobs.measuring.topic_lag import Growth
 from millstream.log import EmbeddedLog
 from millstream.metrics.history import read_metrics
 from millstream.metrics.silence import why_silent
-from millstream.plan.bundles import BEGINNING
+from millstream.plan.time.bundles import BEGINNING
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.task_messages import RowsReport, SourceReport, StepReport
 from waiting import until

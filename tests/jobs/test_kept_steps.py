@@ -10,7 +10,7 @@ import pytest
 import millstream as ms
 from millstream.errors import JobChanged
 from millstream.jobs import micro_batches as running
-from millstream.jobs.kept_steps import CheckpointProgress, Fit, first_fit, fitted
+from millstream.jobs.versions.kept_steps import CheckpointProgress, Fit, first_fit, fitted
 from millstream.log import EmbeddedLog
 from millstream.spark.query.physical_plan import PhysicalPlan
 from step_names import by_kind

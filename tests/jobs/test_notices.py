@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.jobs.notices import STUCK_S, Notices
-from millstream.plan.bundles import BEGINNING
+from millstream.jobs.shown.notices import STUCK_S, Notices
+from millstream.plan.time.bundles import BEGINNING
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.task_messages import SourceReport, StepReport
 

@@ -9,9 +9,9 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.jobs.differences import difference
-from millstream.jobs.rehearsal import rehearsed
-from millstream.jobs.saved_jobs import SavedJobs
+from millstream.jobs.versions.differences import difference
+from millstream.jobs.versions.rehearsal import rehearsed
+from millstream.jobs.versions.saved_jobs import SavedJobs
 from millstream.log import EmbeddedLog
 
 from .support import CAUGHT_UP, put, read, scores

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import millstream as ms
-from millstream.jobs.result_topics import partitions_of
+from millstream.jobs.results.result_topics import partitions_of
 
 SCHEMA = "user string, n int, at timestamp"
 READ = {"read_scores": 4, "read_more": 6, "read_others": 9}

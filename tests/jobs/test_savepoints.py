@@ -16,13 +16,13 @@ from pyspark.sql import SparkSession
 
 import millstream as ms
 from millstream.errors import AlreadyExists, DamagedState, InvalidInput, JobRunning, NotFound
-from millstream.jobs import restoring, savepoints, swapping
 from millstream.jobs.job_folder import JobDescription, JobFolder
 from millstream.jobs.repairing import newest_batches
-from millstream.jobs.restoring import restore
-from millstream.jobs.saved_jobs import SavedJobs
-from millstream.jobs.state_rows import state_of
-from millstream.log.disk import write_document
+from millstream.jobs.versions import restoring, savepoints, swapping
+from millstream.jobs.versions.restoring import restore
+from millstream.jobs.versions.saved_jobs import SavedJobs
+from millstream.jobs.versions.state_rows import state_of
+from millstream.log.storage.disk import write_document
 from millstream.spark.query.job_feed import redo_entries
 
 from .support import SCHEMA

@@ -14,8 +14,8 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, MillstreamError
-from millstream.jobs.job_view import JobView, Newest, as_html, as_text
-from millstream.jobs.recent_rows import ROWS_KEPT, SEARCHED_ROWS_MAX, RecentRows
+from millstream.jobs.shown.job_view import JobView, Newest, as_html, as_text
+from millstream.jobs.shown.recent_rows import ROWS_KEPT, SEARCHED_ROWS_MAX, RecentRows
 from millstream.log import EmbeddedLog
 from millstream.plan.nodes import Write
 

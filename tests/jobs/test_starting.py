@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.jobs.display import Display
 from millstream.jobs.running import start_job
+from millstream.jobs.shown.display import Display
 from millstream.log import EmbeddedLog
 from millstream.plan.run_settings import Settings
 

@@ -11,7 +11,7 @@ import pytest
 import millstream as ms
 from millstream.errors import InvalidInput
 from millstream.jobs.job_folder import JobFolder
-from millstream.jobs.state_rows import state_of
+from millstream.jobs.versions.state_rows import state_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

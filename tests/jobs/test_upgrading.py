@@ -15,13 +15,21 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, JobChanged
-from millstream.jobs.evolution import columns_in, is_wider
 from millstream.jobs.job_folder import DESCRIPTION, JobDescription, JobFolder
-from millstream.jobs.kept_steps import first_fit
-from millstream.jobs.upgrading import DROPPED, EVOLVES, KEEPS, STARTS_EMPTY, UpgradePlan, compared, refuse_dropped
-from millstream.jobs.upgrading import upgraded as apply
+from millstream.jobs.versions.evolution import columns_in, is_wider
+from millstream.jobs.versions.kept_steps import first_fit
+from millstream.jobs.versions.upgrading import (
+    DROPPED,
+    EVOLVES,
+    KEEPS,
+    STARTS_EMPTY,
+    UpgradePlan,
+    compared,
+    refuse_dropped,
+)
+from millstream.jobs.versions.upgrading import upgraded as apply
 from millstream.log import EmbeddedLog
-from millstream.log.disk import write_document
+from millstream.log.storage.disk import write_document
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.state.runs import Runs
 

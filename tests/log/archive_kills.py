@@ -8,7 +8,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream import remote_folders
-from millstream.log import EmbeddedLog, retention
+from millstream.log import EmbeddedLog
+from millstream.log.storage import retention
 from millstream.remote_folders import RemoteFolder
 from millstream.webhdfs import WebHdfs
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 
-from millstream.log.disk import Disk
+from millstream.log.storage.disk import Disk
 
 
 class GatedDisk(Disk):

@@ -9,8 +9,9 @@ from datetime import UTC, datetime
 import pytest
 
 from millstream.errors import ArchiveUnavailable, InvalidSetting, OffsetLost
-from millstream.log import EmbeddedLog, archive, retention
-from millstream.log.segment import segment_names
+from millstream.log import EmbeddedLog
+from millstream.log.storage import archive, retention
+from millstream.log.storage.segment import segment_names
 
 from .processes import run
 

@@ -9,7 +9,7 @@ import pytest
 
 from millstream.errors import ArchiveUnavailable, InvalidInput
 from millstream.log import EmbeddedLog
-from millstream.log.segment import segment_names
+from millstream.log.storage.segment import segment_names
 from millstream.remote_folders import RemoteFolder
 
 from .archive_kills import check_kills

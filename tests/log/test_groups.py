@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from millstream.errors import DamagedLog, InvalidInput, PartitionsRevoked, UnknownGroup
 from millstream.log import EmbeddedLog, TopicPartition
-from millstream.log.groups import fair_shares
-from millstream.log.liveness import Participant, is_alive
+from millstream.log.agreement.groups import fair_shares
+from millstream.log.agreement.liveness import Participant, is_alive
 
 from .processes import (
     consume,

@@ -6,8 +6,8 @@ import pytest
 
 from millstream.errors import DamagedLog, OffsetLost
 from millstream.log import EmbeddedLog
-from millstream.log.frame import HEADER_BYTES
-from millstream.log.mark import SLOT_BYTES, MarkFile
+from millstream.log.storage.frame import HEADER_BYTES
+from millstream.log.storage.mark import SLOT_BYTES, MarkFile
 
 COUNT = 1000
 
@@ -111,7 +111,7 @@ def as_before(content):
     """A mark as it was packed without a start."""
     from crc32c import crc32c
 
-    from millstream.log.mark import FIXED
+    from millstream.log.storage.mark import FIXED
 
     slots = []
     for number in (0, 1):

@@ -11,7 +11,7 @@ import pytest
 from alarms import Alarm, ringing
 from millstream.errors import InvalidRecord
 from millstream.log import EmbeddedLog
-from millstream.log.disk import FileLock
+from millstream.log.storage.disk import FileLock
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # alarms in finalizers
 COUNT = 10_000

@@ -5,7 +5,7 @@ from contextlib import suppress
 import pytest
 
 from millstream.errors import TransactionAborted
-from millstream.log.ledger import Ledger
+from millstream.log.agreement.ledger import Ledger
 
 
 def test_an_entry_is_committed_with_the_records(log, read):

@@ -24,7 +24,8 @@ from hypothesis.stateful import (
 
 from folders import MEMORY
 from millstream.errors import MillstreamError, ProducerFenced
-from millstream.log import EmbeddedLog, TopicPartition, groups
+from millstream.log import EmbeddedLog, TopicPartition
+from millstream.log.agreement import groups
 from millstream.log.embedded import fetching
 from properties import examples
 

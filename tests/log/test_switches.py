@@ -13,8 +13,8 @@ import pytest
 
 from millstream.errors import AlreadyExists, DamagedLog, InvalidInput, InvalidSetting, UnknownTopic
 from millstream.log import EmbeddedLog, TopicVersion
-from millstream.log.disk import read_document
 from millstream.log.embedded import switch_file
+from millstream.log.storage.disk import read_document
 
 from .processes import consume_name, lines, run, running, start, switch_for_ever, switch_until_step, wait_until
 

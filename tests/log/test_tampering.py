@@ -15,7 +15,7 @@ import pytest
 
 from millstream.errors import DamagedLog, MillstreamError
 from millstream.log import EmbeddedLog
-from millstream.log.liveness import is_alive
+from millstream.log.agreement.liveness import is_alive
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from millstream.plan.flow import Flow
-from millstream.plan.join_conditions import matched
+from millstream.plan.joins.conditions import matched
 from millstream.plan.nodes import Node
 
 

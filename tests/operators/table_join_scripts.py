@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from millstream.local import Flowing, Local, bundle_of, flowing_of
 from millstream.operators.clock import Clock
 from millstream.operators.stateful import EVERY_INPUT, SENT, stateful
-from millstream.plan.bundles import BEGINNING, Bundle, Row
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node
 from millstream.plan.table_nodes import LookupJoin, TableJoin
+from millstream.plan.time.bundles import BEGINNING, Bundle, Row
 from millstream.reference import Reference
 from millstream.state.runs import Runs
 from properties import examples

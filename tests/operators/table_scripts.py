@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import Local, LocalState
-from millstream.plan.bundles import Bundle, Row
 from millstream.plan.nodes import Node
+from millstream.plan.time.bundles import Bundle, Row
 from millstream.reference import Reference
 from millstream.reference.tables import frozen
 from properties import examples

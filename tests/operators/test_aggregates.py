@@ -1,4 +1,4 @@
-"""An aggregate is two classes: its meaning in plan/aggregates.py, and its columns in operators/aggregates.py."""
+"""An aggregate is two classes: its meaning in plan/aggregates, and its columns in operators/aggregates."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.operators import aggregates as on_columns
-from millstream.operators import approximate, sampling
-from millstream.operators.accumulators import Accumulator, OverRows, Stretches
-from millstream.plan import aggregates as plan
-from millstream.plan import conditions, picks, statistics
+from millstream.operators.aggregates import approximate, on_columns, sampling
+from millstream.operators.aggregates.accumulators import Accumulator, OverRows, Stretches
+from millstream.plan.aggregates import basic as plan
+from millstream.plan.aggregates import conditions, picks, statistics
 from millstream.testing import Add, Watermark, play
 from times import START
 

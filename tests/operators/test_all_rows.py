@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import Local
-from millstream.plan.bundles import Bundle, Row
 from millstream.plan.table_nodes import AllRows
+from millstream.plan.time.bundles import Bundle, Row
 from millstream.reference.tables import frozen
 from properties import examples
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.local import Local
-from millstream.operators import distinct
 from millstream.operators.clock import Clock
-from millstream.operators.distinct import DistinctStep
 from millstream.operators.stateful import INPUTS, LATE, SENT
-from millstream.plan.bundles import BEGINNING, Bundle
+from millstream.operators.tables import distinct
+from millstream.operators.tables.distinct import DistinctStep
+from millstream.plan.time.bundles import BEGINNING, Bundle
 
 from .table_scripts import CHECKED, FEWER, Plan, bundles, held, rows_of, with_rows_back
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import polars as pl
 
 import millstream as ms
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, project
 from millstream.plan.nodes import Project
 

@@ -17,8 +17,8 @@ from millstream.local import LocalState
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import INPUTS, PARTIALS, SENT, Stateful, stateful
-from millstream.plan.bundles import END, moment
 from millstream.plan.nodes import Node
+from millstream.plan.time.bundles import END, moment
 from properties import examples
 
 MOST = 2**63 - 1

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import LocalState
-from millstream.operators import distinct_values as seen
-from millstream.operators.accumulators import ORDER
+from millstream.operators.aggregates import distinct_values as seen
+from millstream.operators.aggregates.accumulators import ORDER
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import INPUTS, LATE, PARTIALS, SENT, stateful
-from millstream.plan.bundles import END, moment
+from millstream.plan.time.bundles import END, moment
 from properties import examples
 
 SCHEMA = "k string, g int, n long, s string, x double, at timestamp"

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import Local
-from millstream.plan.bundles import BEGINNING, Bundle, Row, moment
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node
 from millstream.plan.stream import Stream
+from millstream.plan.time.bundles import BEGINNING, Bundle, Row, moment
 from millstream.reference import Reference
 from properties import examples
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import Local
-from millstream.plan.bundles import END, Bundle
+from millstream.plan.time.bundles import END, Bundle
 from millstream.reference.tables import frozen
 
 from .table_scripts import CHECKED, FEWER, NOW, ROW, Plan, bundles, held, rows_of

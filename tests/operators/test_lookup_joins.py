@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.operators import elementwise
-from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.plan.bundles import BEGINNING, END
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.plan.flow import Flow
-from millstream.plan.late import late_columns
 from millstream.plan.nodes import Late
 from millstream.plan.table_nodes import SideJoin
+from millstream.plan.time.bundles import BEGINNING, END
+from millstream.plan.time.late import late_columns
 from millstream.records import Schema
 
 from .matched_joins import with_matching

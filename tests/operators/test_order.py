@@ -23,7 +23,7 @@ def test_the_first_of_two_orders_by_the_same_column_counts(on: Any, ties: bool) 
 SUMS = """
 import numpy as np, polars as pl
 import millstream as ms
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.stateful import stateful
 rng = np.random.default_rng(1)
 rows = ms.Flow("f").read("rows", "k int, x double, at timestamp", "at")

@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from millstream.operators.accumulators import Stretches
+from millstream.operators.aggregates.accumulators import Stretches
 from millstream.operators.ordering import by_key
 
 MINUTE = 60_000_000

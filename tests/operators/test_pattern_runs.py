@@ -12,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.operators.accumulators import ROW
+from millstream.operators.aggregates.accumulators import ROW
 from millstream.operators.patterns import runs
 from millstream.operators.patterns.beginnings import Masks
 from millstream.operators.patterns.columns import Columns, RowColumns
 from millstream.operators.patterns.preferred import PreferredMatcher
 from millstream.operators.patterns.runs import FAILED, LEFT, OPEN, Moves, Runs
-from millstream.plan.bundles import END
 from millstream.plan.patterns.node import Match
+from millstream.plan.time.bundles import END
 from millstream.testing import Add, Watermark, play
 from properties import examples
 from times import t

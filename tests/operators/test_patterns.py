@@ -9,7 +9,7 @@ import pytest
 import millstream as ms
 from millstream.errors import InvalidInput
 from millstream.local import Local
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row, micros
+from millstream.plan.time.bundles import BEGINNING, END, Bundle, Row, micros
 from millstream.testing import Add, Watermark, play
 from times import t
 

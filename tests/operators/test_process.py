@@ -11,13 +11,13 @@ import pytest
 
 from millstream.errors import InvalidInput
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.process import KEYS, ProcessStep
 from millstream.operators.stateful import DEAD, SENT, stateful
-from millstream.plan.bundles import BEGINNING, END, micros
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Process
+from millstream.plan.time.bundles import BEGINNING, END, micros
 from times import t
 
 

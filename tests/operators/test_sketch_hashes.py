@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from millstream import sketches
-from millstream.operators.sketch_hashes import deciding
+from millstream.operators.aggregates.sketch_hashes import deciding
 
 INTEGERS = pl.Series(range(-40_000, 60_000))
 

@@ -9,7 +9,7 @@ from millstream.local import Flowing, LocalState
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
 from millstream.operators.stateful import LATE, stateful
-from millstream.plan.bundles import moment
+from millstream.plan.time.bundles import moment
 
 
 @pytest.mark.parametrize("whole_rows", [True, False])

@@ -9,12 +9,12 @@ import pytest
 
 import millstream as ms
 from millstream.operators import stored_queries
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.operators.stateful import INPUTS, NOTE, NOTES, SENT, held_for
 from millstream.operators.stored_queries import MatchQueriesStep
-from millstream.plan.bundles import BEGINNING, micros
 from millstream.plan.search.node import MatchQueries
+from millstream.plan.time.bundles import BEGINNING, micros
 from millstream.state.tables import Tables
 from millstream.testing import Add, Watermark, play
 from times import t

@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 import millstream as ms
 from millstream.local import Local, LocalState, bundle_of, flowing_of
 from millstream.operators.stateful import LATE, Stateful, stateful
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row, moment
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node
 from millstream.plan.table_nodes import HOWS
-from millstream.plan.windows import Calendar, Sessions, Window
+from millstream.plan.time.bundles import BEGINNING, END, Bundle, Row, moment
+from millstream.plan.time.windows import Calendar, Sessions, Window
 from millstream.reference import OPERATORS
 from properties import examples
 

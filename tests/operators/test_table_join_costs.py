@@ -8,14 +8,14 @@ from datetime import date
 import polars as pl
 
 from millstream.local import Local, flowing_of
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
-from millstream.operators.lookup_join import TABLE, WAITING, LookupJoinStep
+from millstream.operators.joins.lookup_join import TABLE, WAITING, LookupJoinStep
+from millstream.operators.joins.table_join import TableJoinStep
 from millstream.operators.stateful import INPUTS, SENT, stateful
-from millstream.operators.table_join import TableJoinStep
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node
+from millstream.plan.time.bundles import BEGINNING, END, Bundle, Row
 from millstream.reference import Reference
 
 from .table_join_scripts import Change, nodes

@@ -10,9 +10,9 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.plan.bundles import BEGINNING, END, Row
 from millstream.plan.flow import Flow
 from millstream.plan.table_nodes import LookupJoin
+from millstream.plan.time.bundles import BEGINNING, END, Row
 from properties import examples
 
 from .table_join_scripts import (

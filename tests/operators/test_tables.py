@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import Local
-from millstream.plan.bundles import BEGINNING, Bundle, Row
+from millstream.plan.time.bundles import BEGINNING, Bundle, Row
 from millstream.reference import Reference
 
 from .table_scripts import FEWER, counted

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.local import Local
-from millstream.plan.bundles import Bundle, Row
+from millstream.plan.time.bundles import Bundle, Row
 
 from .table_scripts import CHECKED, Plan, held, rows_of, with_rows_back
 

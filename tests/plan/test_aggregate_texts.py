@@ -8,8 +8,8 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.plan.aggregate_texts import AS_IN_SPARK, FUNCTIONS, named
-from millstream.plan.aggregates import Aggregate
+from millstream.plan.aggregates.basic import Aggregate
+from millstream.plan.aggregates.texts import AS_IN_SPARK, FUNCTIONS, named
 
 SCHEMA = "team string, user string, n int"
 

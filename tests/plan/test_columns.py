@@ -11,7 +11,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan, UnknownStep
-from millstream.plan.hints import OF_STREAMS
+from millstream.plan.on_spark.hints import OF_STREAMS
 from millstream.testing import Add, play
 
 SCHEMA = "id int, name string, price double, at timestamp"

@@ -6,7 +6,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan
-from millstream.plan.flat_columns import flat_columns
+from millstream.plan.steps.flat_columns import flat_columns
 from millstream.postgres_address import without_password
 from millstream.records import Schema
 

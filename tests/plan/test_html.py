@@ -15,7 +15,7 @@ import pytest
 
 import millstream as ms
 from millstream.log import EmbeddedLog
-from millstream.plan.html import CELL_LENGTH_MAX, ROWS_SHOWN, rows_table, shown
+from millstream.plan.shown.html import CELL_LENGTH_MAX, ROWS_SHOWN, rows_table, shown
 
 ATTACK = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31m"
 VOID = {"img", "br"}

@@ -12,7 +12,7 @@ import pytest
 import millstream as ms
 from millstream.errors import MillstreamError, NotFound
 from millstream.plan.flow import Flow
-from millstream.plan.joining import Side
+from millstream.plan.joins.joining import Side
 from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import IntervalJoin, LookupJoin, SideJoin, TableJoin, WindowJoin
 from millstream.plan.tables import Table

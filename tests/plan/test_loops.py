@@ -6,7 +6,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, InvalidPlan
-from millstream.jobs.renaming import renamed
+from millstream.jobs.results.renaming import renamed
 
 SCHEMA = "account string, amount bigint"
 

@@ -12,7 +12,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.plan.engine import collecting
+from millstream.plan.on_spark.engine import collecting
 from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings
 
 METHODS = [(ms.Flow.run, RunSettings), (ms.Flow.start, Settings), (ms.Flow.replay, ReplaySettings)]

@@ -8,7 +8,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidPlan
-from millstream.plan.engine import collecting
+from millstream.plan.on_spark.engine import collecting
 from millstream.records import Schema
 
 SCHEMA = "team string, score int, at timestamp"

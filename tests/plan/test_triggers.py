@@ -9,7 +9,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.plan import triggers
+from millstream.plan.time import triggers
 
 
 def test_triggers_are_values() -> None:

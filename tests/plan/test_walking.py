@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
-from millstream.jobs.kept_steps import described
+from millstream.jobs.versions.kept_steps import described
 from millstream.plan.walking import in_order
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.testing import Add, Watermark, play

@@ -10,7 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.plan import aggregates
+from millstream.plan.aggregates import basic as aggregates
 
 FUNCTIONS = (int, lambda state, value: state, lambda one, other: one, lambda state: state)
 

@@ -10,7 +10,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.plan import windows
+from millstream.plan.time import windows
 from millstream.testing import Add, Watermark, play
 
 MINUTE = timedelta(minutes=1)

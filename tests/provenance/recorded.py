@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
-from millstream.plan.bundles import micros
+from millstream.plan.time.bundles import micros
 
 NOON = datetime(2026, 1, 31, 12, tzinfo=UTC)
 SCHEMA = "user string, team string, score int, at timestamp"

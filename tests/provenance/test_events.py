@@ -15,8 +15,15 @@ from typer.testing import CliRunner
 
 import millstream as ms
 from millstream.cli.app import app
-from millstream.jobs.batch_event import BatchEvent, StepFigures, TaskFigures, events_topic, from_bytes, to_bytes
 from millstream.jobs.job_folder import DESCRIPTION, JobFolder
+from millstream.jobs.measuring.batch_event import (
+    BatchEvent,
+    StepFigures,
+    TaskFigures,
+    events_topic,
+    from_bytes,
+    to_bytes,
+)
 from millstream.log import EmbeddedLog
 from millstream.log.topics import INTERNAL
 from millstream.plan.parameters import VARIABLE

@@ -9,7 +9,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, NeedsSpark, NotFound
-from millstream.plan.needs_spark import SparkFunction
+from millstream.plan.on_spark.needs_spark import SparkFunction
 from millstream.plan.stream import Stream
 from millstream.plan.walking import in_order
 from millstream.provenance.replaying import check_here

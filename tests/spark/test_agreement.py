@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import millstream as ms
-from millstream.plan.windows import Window
+from millstream.plan.time.windows import Window
 from properties import examples
 from test_runners_agree import (
     AGGREGATES,

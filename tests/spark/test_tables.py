@@ -10,7 +10,7 @@ import pytest
 import millstream as ms
 from jobs.support import CAUGHT_UP, SCHEMA, put, read, row, scores, sqlite_rows, t
 from millstream.errors import JobChanged
-from millstream.jobs.kept_steps import CheckpointProgress, first_fit, fitted
+from millstream.jobs.versions.kept_steps import CheckpointProgress, first_fit, fitted
 from millstream.log import EmbeddedLog
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of

@@ -15,11 +15,11 @@ import millstream as ms
 from answering import answering, tenths
 from millstream.connectors.catalog import remember
 from millstream.errors import AskFailed, AskTimedOut, InvalidInput, NotFound, SourceUnavailable
-from millstream.jobs.ask_topics import prepare_topics
-from millstream.jobs.job_progress import Progress, ProgressFile
+from millstream.jobs.asked.ask_topics import prepare_topics
+from millstream.jobs.measuring.job_progress import Progress, ProgressFile
 from millstream.log import EmbeddedLog
-from millstream.plan.bundles import micros
 from millstream.plan.nodes import Write
+from millstream.plan.time.bundles import micros
 from millstream.supervision.calls import Calls
 from millstream.supervision.client import Jobs
 from millstream.supervision.masking import Masking

@@ -16,7 +16,7 @@ import pytest
 import millstream as ms
 from jobs.test_savepoints import made_job
 from millstream.errors import AlreadyExists, InvalidInput, JobRunning, NotFound, SourceUnavailable
-from millstream.jobs.app_flows import AppFlows
+from millstream.jobs.apps.flows import AppFlows
 from millstream.metrics.history import History
 from millstream.metrics.samples import PartitionSample, Sample, StepPlan, StepSample
 from millstream.serving.access import Access, ListenAddress

@@ -12,9 +12,9 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput, MillstreamError, NotFound
-from millstream.jobs.plan_document import write_plan
-from millstream.log.disk import write_document
-from millstream.plan import masks
+from millstream.jobs.versions.plan_document import write_plan
+from millstream.log.storage.disk import write_document
+from millstream.plan.shown import masks
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.supervision.mask import SIGN, Mask
 from millstream.supervision.masking import Masking

@@ -10,7 +10,7 @@ import pytest
 from jobs.test_savepoints import complete, made_job
 from millstream.errors import InvalidInput, JobChanged
 from millstream.jobs.job_folder import JobFolder
-from millstream.log.disk import write_document
+from millstream.log.storage.disk import write_document
 from millstream.supervision.store import Observed
 from millstream.supervision.supervisor import Supervisor
 from millstream.supervision.upgrades import LAG_RECORDS_MIN, LAG_TIMES, UpgradeRequest

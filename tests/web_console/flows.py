@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import millstream as ms
-from millstream.jobs.plan_document import write_plan
+from millstream.jobs.versions.plan_document import write_plan
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Observed

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import pytest
 
 import millstream as ms
-from millstream.plan import dashboards
+from millstream.plan.shown import dashboards
 from millstream.web_console.beside import console_beside
 from provenance.recorded import SCHEMA, record
 

@@ -8,7 +8,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidInput
-from millstream.plan import dashboards
+from millstream.plan.shown import dashboards
 
 from .axe import violations
 from .conftest import Console

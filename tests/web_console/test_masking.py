@@ -12,7 +12,7 @@ from urllib.parse import urlencode
 import pytest
 
 import millstream as ms
-from millstream.plan import masks
+from millstream.plan.shown import masks
 from millstream.records import DEAD_LETTER_SCHEMA
 from millstream.supervision.mask import SIGN
 from millstream.supervision.specification import JobSpecification

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import millstream as ms
-from millstream.plan.bundles import micros
+from millstream.plan.time.bundles import micros
 from millstream.provenance.history import History
 from millstream.web_console.plane import ROWS_MAX, PlaneStep
 from provenance.recorded import SCHEMA, Batch, at, record, score

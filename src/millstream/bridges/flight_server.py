@@ -21,6 +21,8 @@ import pyarrow.flight as flight
 from millstream import terminal
 from millstream.bridges.reports import Served
 from millstream.errors import BufferFull, InvalidInput, InvalidRecord, MillstreamError, NotFound, UnknownTopic
+from millstream.log.agreement.groups import TopicPartition
+from millstream.log.agreement.wakeup import Wakeup
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.embedded import EmbeddedLog
 from millstream.log.embedded.group_member import EmbeddedMember
@@ -35,12 +37,10 @@ from millstream.log.flight.protocol import (
     places_in,
     places_out,
 )
-from millstream.log.frame import Draft, parts, timed_draft
-from millstream.log.groups import TopicPartition
 from millstream.log.ports import Release
-from millstream.log.reader import PartitionReader, offset_at_time
-from millstream.log.validity import Malformed, check_texts
-from millstream.log.wakeup import Wakeup
+from millstream.log.storage.frame import Draft, parts, timed_draft
+from millstream.log.storage.reader import PartitionReader, offset_at_time
+from millstream.log.storage.validity import Malformed, check_texts
 
 BATCH_BYTES_MAX = 64 << 20
 READ_BYTES_MAX = 64 << 20

@@ -21,7 +21,7 @@ from millstream.bridges.arrivals import Counts, Passage
 from millstream.connectors.catalog import jobs_folder
 from millstream.errors import MillstreamError
 from millstream.log import Broker
-from millstream.log.disk import read_document
+from millstream.log.storage.disk import read_document
 from millstream.private_files import create_alike, make_folders
 
 NAME_VARIABLE = "MILLSTREAM_BRIDGE"

@@ -6,35 +6,12 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli import (
-    accounts,
-    alerts,
-    bench,
-    bridge,
-    capture,
-    consume,
-    dead_letters,
-    follow,
-    groups,
-    init,
-    jobs,
-    listen,
-    measured,
-    pack,
-    produce,
-    provenance,
-    queues,
-    run,
-    switch,
-    table,
-    tail,
-    topics,
-    trace,
-    up,
-    why,
-)
+from millstream.cli.bridge_commands import bridge, capture, follow, listen
 from millstream.cli.failures import EXIT_CODES, Root
+from millstream.cli.job_commands import accounts, alerts, bench, init, jobs, measured, pack, run, table, up
 from millstream.cli.session import AsJson, LogAddress, Session
+from millstream.cli.topic_commands import consume, groups, produce, queues, switch, tail, topics
+from millstream.cli.why_commands import dead_letters, provenance, trace, why
 
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 

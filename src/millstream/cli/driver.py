@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> int:
     _conceal_secrets()
     if arguments[0] in QUESTIONS:
         return _answer(QUESTIONS[arguments[0]], *arguments[1:])
-    from millstream.cli.reloading import answer_in
+    from millstream.cli.job_commands.reloading import answer_in
     from millstream.supervision.drivers import note_end, note_process
 
     sys.stdout = cast("TextIO", _Concealing(sys.stdout))
@@ -91,7 +91,7 @@ def _text(value: object) -> str:
 
 def _check(log_address: str, file: str, flow: str, master: str) -> dict[str, object]:
     """Loads a file, and returns the name of its flow. The Spark master that it will run on has to be there."""
-    from millstream.cli.run import chosen_flow
+    from millstream.cli.job_commands.run import chosen_flow
     from millstream.spark.session.start import check_reachable
 
     found, settings = chosen_flow(Path(file), flow or None, log_address)
@@ -102,16 +102,16 @@ def _check(log_address: str, file: str, flow: str, master: str) -> dict[str, obj
 def _state(_: str, folder: str, job: str, step: str, key: str, batches: str) -> dict[str, object]:
     """The state of a step, read by a Spark session of this process."""
     from millstream.jobs.job_folder import JobFolder
-    from millstream.jobs.state_rows import state_of
+    from millstream.jobs.versions.state_rows import state_of
 
     return state_of(JobFolder(Path(folder), job), step, json.loads(key), int(batches))
 
 
 def _compare(log_address: str, file: str, flow: str, folder: str, mapping: str) -> dict[str, object]:
     """What becomes of the state of a job if it continues with the flow of a file."""
-    from millstream.cli.run import chosen_flow
+    from millstream.cli.job_commands.run import chosen_flow
     from millstream.jobs.job_folder import JobFolder
-    from millstream.jobs.upgrading import compared
+    from millstream.jobs.versions.upgrading import compared
     from millstream.spark.query.physical_plan import PhysicalPlan
 
     found, _ = chosen_flow(Path(file), flow or None, log_address)
@@ -120,9 +120,9 @@ def _compare(log_address: str, file: str, flow: str, folder: str, mapping: str) 
 
 def _rehearse(log_address: str, file: str, flow: str, old_file: str, given: str) -> dict[str, object]:
     """Runs the old and the new flow of a job over the same records, and compares their results."""
-    from millstream.cli.run import chosen_flow
-    from millstream.jobs.rehearsal import rehearsed
-    from millstream.jobs.savepoints import Savepoints
+    from millstream.cli.job_commands.run import chosen_flow
+    from millstream.jobs.versions.rehearsal import rehearsed
+    from millstream.jobs.versions.savepoints import Savepoints
     from millstream.records.durations import duration
 
     asked = json.loads(given)
@@ -140,7 +140,7 @@ def _rehearse(log_address: str, file: str, flow: str, old_file: str, given: str)
 
 def _why(log_address: str, file: str, flow: str, folder: str, job: str, given: str) -> dict[str, object]:
     """Explains a result of a job: the answer of `millstream why`, or with `test` the test that it writes."""
-    from millstream.cli.run import chosen_flow
+    from millstream.cli.job_commands.run import chosen_flow
     from millstream.plan.parameters import given_parameters
     from millstream.provenance.asking import why
     from millstream.provenance.history import History
@@ -162,8 +162,8 @@ def _why(log_address: str, file: str, flow: str, folder: str, job: str, given: s
 
 def _rehearse_dead_letters(log_address: str, file: str, flow: str, topic: str) -> dict[str, object]:
     """How many dead letters of a topic the flow of a file would take."""
-    from millstream.cli.dead_letters import rehearsed_letters
-    from millstream.cli.run import chosen_flow
+    from millstream.cli.job_commands.run import chosen_flow
+    from millstream.cli.why_commands.dead_letters import rehearsed_letters
     from millstream.log import connect
 
     found, _ = chosen_flow(Path(file), flow or None, log_address)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def main(arguments: list[str]) -> int:
-    from millstream.cli.run import chosen_flow
+    from millstream.cli.job_commands.run import chosen_flow
     from millstream.web_console.plane_feed import failure, write_plane
 
     log_address, job, folder, file, flow, step = arguments

@@ -33,8 +33,8 @@ from millstream.records import batch_to_rows, duration
 from millstream.user_lines import AtUsersLine
 
 if TYPE_CHECKING:
+    from millstream.plan.steps.written_stream import Written
     from millstream.plan.stream import Stream
-    from millstream.plan.written_stream import Written
 
 ROWS_SHOWN = 50
 TEXT_CHARACTERS_MAX = 500

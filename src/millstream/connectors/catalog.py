@@ -13,8 +13,8 @@ from typing import Any
 
 from millstream.errors import DamagedLog
 from millstream.log import DEFAULT_FOLDER, Broker, EmbeddedLog
-from millstream.log.disk import read_document, write_document
 from millstream.log.kafka.address import SCHEME, with_ports
+from millstream.log.storage.disk import read_document, write_document
 from millstream.plan.nodes import Write
 
 TOPIC = "topic"

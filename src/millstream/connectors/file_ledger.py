@@ -20,7 +20,7 @@ from typing import Any
 
 from millstream.connectors.files import drafts_folder
 from millstream.errors import SinkFailed, SinkUnavailable
-from millstream.log.disk import sync_folder
+from millstream.log.storage.disk import sync_folder
 from millstream.private_files import create_alike, make_folders
 
 DRAFTS = "drafts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.plan.flat_columns import FlatColumn, flat_columns
+from millstream.plan.steps.flat_columns import FlatColumn, flat_columns
 from millstream.records import Schema, align, codec
 
 

@@ -15,8 +15,8 @@ from millstream.connectors.refusals import Refuse, stop
 from millstream.connectors.sink import Sink
 from millstream.connectors.weights import with_weights
 from millstream.errors import MillstreamError, SinkFailed
-from millstream.plan import engine
 from millstream.plan.batches import as_frame
+from millstream.plan.on_spark import engine
 from millstream.user_lines import what_exists
 
 Kind = Literal["arrow", "pandas", "polars", "spark"]

@@ -18,7 +18,7 @@ from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Reading
 from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, Source, cut
 from millstream.errors import InvalidInput
-from millstream.log.disk import read_document, storage_errors, write_document
+from millstream.log.storage.disk import read_document, storage_errors, write_document
 from millstream.private_files import make_folders
 from millstream.records import Schema
 

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from millstream.copies.ports import Changes, Mark
 from millstream.errors import AlreadyExists, SinkUnavailable
-from millstream.log.disk import read_document, sync_folder, write_document
+from millstream.log.storage.disk import read_document, sync_folder, write_document
 
 MARKS = ".millstream"
 

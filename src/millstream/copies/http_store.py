@@ -14,7 +14,7 @@ from urllib.parse import quote, urlsplit
 
 from millstream.copies.ports import Changes, Mark, Store, cannot_switch
 from millstream.errors import SinkFailed, SinkUnavailable
-from millstream.log.disk import read_document, write_document
+from millstream.log.storage.disk import read_document, write_document
 from millstream.private_files import make_folders
 from millstream.secrets import Secret, revealed, shown_address
 from millstream.webhooks.sender import PASSING_STATUSES, TIMEOUT_SECONDS, Target

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from millstream.copies.generations import FolderStore, replace_file
 from millstream.copies.ports import Changes
-from millstream.log.disk import sync_folder
+from millstream.log.storage.disk import sync_folder
 
 SUFFIX = ".json"
 NAME_BYTES_MAX = 180

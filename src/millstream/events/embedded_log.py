@@ -14,13 +14,13 @@ import pyarrow as pa
 from millstream.events.layout import Row, to_batch, to_rows
 from millstream.events.ports import Decide, Restate, Span, Stored, events_lost
 from millstream.events.scavenging import Expired, Removed
-from millstream.log.compaction import remove
-from millstream.log.disk import FileLock, storage_errors
 from millstream.log.embedded import EmbeddedLog
-from millstream.log.frame import FRAME_BYTES_TARGET, Draft, draft
-from millstream.log.partition import UPKEEP_LOCK
-from millstream.log.reader import Fetch, PartitionReader
-from millstream.log.segment import OFFSET_COLUMN
+from millstream.log.storage.compaction import remove
+from millstream.log.storage.disk import FileLock, storage_errors
+from millstream.log.storage.frame import FRAME_BYTES_TARGET, Draft, draft
+from millstream.log.storage.partition import UPKEEP_LOCK
+from millstream.log.storage.reader import Fetch, PartitionReader
+from millstream.log.storage.segment import OFFSET_COLUMN
 
 CACHED_FRAMES = 64
 INDEX = "streams.sqlite"

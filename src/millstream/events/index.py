@@ -26,7 +26,7 @@ from millstream.events.heads import Heads
 from millstream.events.layout import CLOSED, RETENTION, Row, values_of
 from millstream.events.scavenging import Limited, Removed
 from millstream.events.sorted_runs import CHECK, HASH, NUMBER, VALUE, Entries, SortedRuns, hashes
-from millstream.log.disk import storage_errors
+from millstream.log.storage.disk import storage_errors
 from millstream.private_files import ensure_database_file
 
 Item = TypeVar("Item", int, str)

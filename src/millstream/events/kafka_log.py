@@ -23,8 +23,8 @@ from millstream.errors import KafkaUnavailable, MillstreamError, ProducerFenced,
 from millstream.events.layout import DELETED, RETENTION, SCHEMA, Row, to_batch, to_rows
 from millstream.events.ports import Decide, Restate, Span, Stored, events_lost
 from millstream.events.scavenging import Expired, Removed
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.consumer import Consumer
-from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS
 from millstream.log.kafka.failures import client_module, translated
 from millstream.log.kafka.log import KafkaLog

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from millstream.errors import InvalidInput, StorageError
-from millstream.log.disk import storage_errors
+from millstream.log.storage.disk import storage_errors
 from millstream.private_files import PRIVATE, ensure_database_file
 
 BUSY_SECONDS = 60.0

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 import pyarrow as pa
 
-from millstream.log.layout import HEADERS, TIMESTAMP, no_values, stored_schema
+from millstream.log.storage.layout import HEADERS, TIMESTAMP, no_values, stored_schema
 from millstream.records import Schema
 
 SCHEMA = "stream string, version bigint, type string, format int, id string, data string, metadata string, at timestamp"

@@ -11,7 +11,7 @@ import pyarrow as pa
 from millstream.connectors.opening import connector_errors, open_source
 from millstream.errors import InvalidInput
 from millstream.jobs.job_folder import JobFolder
-from millstream.jobs.notices import warn_of_bad_records
+from millstream.jobs.shown.notices import warn_of_bad_records
 from millstream.plan.bad_rows import listened_to
 from millstream.plan.nodes import Read, Write
 from millstream.records import Schema

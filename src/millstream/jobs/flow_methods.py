@@ -19,17 +19,17 @@ from pyspark.sql import DataFrame
 
 from millstream.connectors.weights import weighted, with_weights
 from millstream.errors import InvalidInput
-from millstream.jobs.broker_address import address_of
-from millstream.jobs.display import display_of, watch, watched
 from millstream.jobs.job import Job
-from millstream.jobs.previewing import previewed
+from millstream.jobs.previews.previewing import previewed
+from millstream.jobs.results.broker_address import address_of
 from millstream.jobs.running import run_job, start_job
+from millstream.jobs.shown.display import display_of, watch, watched
 from millstream.log import connect
-from millstream.operators.accumulators import WEIGHT
-from millstream.plan.explain import Format, shown
+from millstream.operators.aggregates.accumulators import WEIGHT
 from millstream.plan.flow import Flow
+from millstream.plan.on_spark.spark_frames import SparkFrame
 from millstream.plan.run_settings import CAUGHT_UP, TICK_S, RunSettings, Settings
-from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.shown.explain import Format, shown
 from millstream.plan.stream import Stream
 from millstream.spark.query.compiler import compiled
 from millstream.spark.query.data_source import FEED

@@ -11,12 +11,12 @@ from typing import Any
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from millstream.jobs.current_state import CurrentState
+from millstream.jobs.asked.current_state import CurrentState
 from millstream.jobs.job_folder import JobFolder
-from millstream.jobs.job_progress import Progress
-from millstream.jobs.job_view import whole_page
-from millstream.jobs.recent_rows import RecentRows
-from millstream.jobs.showing import show
+from millstream.jobs.measuring.job_progress import Progress
+from millstream.jobs.shown.job_view import whole_page
+from millstream.jobs.shown.recent_rows import RecentRows
+from millstream.jobs.shown.showing import show
 from millstream.metrics.history import read_metrics
 from millstream.metrics.samples import as_document
 from millstream.plan.nodes import Write

@@ -18,8 +18,8 @@ from pathlib import Path
 from millstream.connectors.catalog import NOTE
 from millstream.connectors.file_ledger import remove_drafts
 from millstream.errors import DamagedState, JobChanged, JobRunning
-from millstream.jobs.kept_steps import CheckpointProgress, Fit, first_fit, fitted
-from millstream.log.disk import read_document, storage_errors, sync_folder, write_document
+from millstream.jobs.versions.kept_steps import CheckpointProgress, Fit, first_fit, fitted
+from millstream.log.storage.disk import read_document, storage_errors, sync_folder, write_document
 from millstream.plan.nodes import Write
 from millstream.private_files import is_private, make_folders, open_alike, open_private, private_folder
 from millstream.spark.query.job_feed import STOP

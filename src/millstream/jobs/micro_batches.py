@@ -23,32 +23,32 @@ from millstream.connectors.opening import open_sink
 from millstream.connectors.sink import Preparer, Sink
 from millstream.connectors.source import Offsets
 from millstream.errors import DamagedState, InvalidInput, MillstreamError, SparkFailed
-from millstream.jobs.app_rewinds import settle_rewinds
-from millstream.jobs.ask_topics import prepare_topics
-from millstream.jobs.batch_events import BatchEvents
-from millstream.jobs.broker_address import address_of
+from millstream.jobs.apps.plan_parts import PlanParts
+from millstream.jobs.apps.rewinds import settle_rewinds
+from millstream.jobs.asked.ask_topics import prepare_topics
+from millstream.jobs.asked.questions import Questions
 from millstream.jobs.checked_sources import check_sources
-from millstream.jobs.display import Display
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import RUNS, SINKS, JobDescription, JobFolder, claim_runs
-from millstream.jobs.job_progress import Progress
-from millstream.jobs.kept_steps import notice_of, resting_slots, slots_of
+from millstream.jobs.measuring.batch_events import BatchEvents
+from millstream.jobs.measuring.job_progress import Progress
+from millstream.jobs.measuring.sampling import Sampler
 from millstream.jobs.modes import refuse_after_real_time
-from millstream.jobs.notices import Notices
-from millstream.jobs.notices import logger as job_logger
-from millstream.jobs.output_claims import OutputClaims
-from millstream.jobs.outputs import Outputs, Stopped
-from millstream.jobs.plan_document import write_plan
-from millstream.jobs.plan_parts import PlanParts
-from millstream.jobs.questions import Questions
-from millstream.jobs.renaming import renamed
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, newest_batches, unusable
-from millstream.jobs.result_topics import keys_of, partitions_of
-from millstream.jobs.sampling import Sampler
-from millstream.jobs.start_over import restart, starts_over
+from millstream.jobs.results.broker_address import address_of
+from millstream.jobs.results.output_claims import OutputClaims
+from millstream.jobs.results.outputs import Outputs, Stopped
+from millstream.jobs.results.renaming import renamed
+from millstream.jobs.results.result_topics import keys_of, partitions_of
+from millstream.jobs.results.start_over import restart, starts_over
+from millstream.jobs.shown.display import Display
+from millstream.jobs.shown.notices import Notices
+from millstream.jobs.shown.notices import logger as job_logger
 from millstream.jobs.starting_spark import session_of, spark_log
 from millstream.jobs.stop_request import StopRequest
-from millstream.jobs.swapping import complete_swap
+from millstream.jobs.versions.kept_steps import notice_of, resting_slots, slots_of
+from millstream.jobs.versions.plan_document import write_plan
+from millstream.jobs.versions.swapping import complete_swap
 from millstream.log import Broker, EmbeddedLog, connect
 from millstream.plan.apps import flow_of
 from millstream.plan.flow import Flow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from millstream.errors import JobChanged
 from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT, JobFolder
-from millstream.jobs.output_claims import START_OVER
+from millstream.jobs.results.output_claims import START_OVER
 from millstream.plan.run_settings import REAL_TIME
 
 

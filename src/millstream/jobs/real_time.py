@@ -28,22 +28,22 @@ from millstream.errors import (
     OutputMismatch,
     RecordFailed,
 )
-from millstream.jobs.ask_topics import prepare_topics
-from millstream.jobs.display import Display
+from millstream.jobs.asked.ask_topics import prepare_topics
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT as CHECKPOINT
 from millstream.jobs.job_folder import JobFolder, newest_number
-from millstream.jobs.job_progress import Progress, ProgressFile
+from millstream.jobs.measuring.job_progress import Progress, ProgressFile
 from millstream.jobs.modes import has_started, refuse_after_micro_batches
-from millstream.jobs.notices import warn_of_bad_records
-from millstream.jobs.output_claims import START_OVER, NewestBatches, OutputClaims
 from millstream.jobs.real_time_plan import PROMISE, RealTimePlan, kafka_options, real_time_plan
-from millstream.jobs.result_topics import partitions_of
-from millstream.jobs.start_over import restart, starts_over
+from millstream.jobs.results.output_claims import START_OVER, NewestBatches, OutputClaims
+from millstream.jobs.results.result_topics import partitions_of
+from millstream.jobs.results.start_over import restart, starts_over
+from millstream.jobs.shown.display import Display
+from millstream.jobs.shown.notices import warn_of_bad_records
 from millstream.jobs.starting_spark import session_of, spark_log
 from millstream.jobs.stop_request import StopRequest
 from millstream.log import connect
-from millstream.log.disk import read_document, write_document
+from millstream.log.storage.disk import read_document, write_document
 from millstream.plan.bad_rows import listened_to
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Read, Write

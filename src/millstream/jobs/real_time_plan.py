@@ -7,16 +7,16 @@ from dataclasses import dataclass, field
 
 from millstream.connectors.connector import Connector, KafkaTopic
 from millstream.errors import InvalidInput
-from millstream.jobs.renaming import renamed
+from millstream.jobs.results.renaming import renamed
 from millstream.log import ADDRESS_VARIABLE
 from millstream.log.kafka.address import SCHEME
 from millstream.plan import nodes
-from millstream.plan.asks import AnswerByRow, answered_by_row
 from millstream.plan.flow import Flow
-from millstream.plan.needs_spark import expressions_of
 from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.on_spark.needs_spark import expressions_of
 from millstream.plan.run_settings import REAL_TIME as MODE
 from millstream.plan.run_settings import Settings
+from millstream.plan.steps.asks import AnswerByRow, answered_by_row
 from millstream.plan.walking import in_order
 from millstream.records.ddl import time_unit
 from millstream.spark.real_time.java_client import java_settings

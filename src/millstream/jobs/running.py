@@ -10,9 +10,10 @@ from contextlib import contextmanager, suppress
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from millstream.errors import MillstreamError, SparkFailed
-from millstream.jobs import app_job, micro_batches, real_time
-from millstream.jobs.display import Display
+from millstream.jobs import micro_batches, real_time
+from millstream.jobs.apps import job as app_job
 from millstream.jobs.job import POLL_S, Job
+from millstream.jobs.shown.display import Display
 from millstream.jobs.starting_spark import spark_log
 from millstream.jobs.stop_request import StopRequest
 from millstream.plan.apps import App

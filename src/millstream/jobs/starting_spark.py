@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 
-from millstream.jobs.display import Display
+from millstream.jobs.shown.display import Display
 from millstream.jobs.stop_request import StopRequest
 from millstream.spark.session.shipping import is_local, wait_for_workers
 from millstream.spark.session.start import activate, kept_log, session

@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from millstream.errors import InvalidInput
+from millstream.log.agreement.groups import GroupInfo, TopicPartition
 from millstream.log.batches import Batch, Lost, Record
 from millstream.log.broker import Broker
 from millstream.log.buffer import BatchReceipt, Receipt
 from millstream.log.consumer import Consumer
 from millstream.log.embedded import EmbeddedLog
-from millstream.log.groups import GroupInfo, TopicPartition
 from millstream.log.memory import SCHEME as MEMORY_SCHEME
 from millstream.log.memory import memory_folder
 from millstream.log.producer import Producer

@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from millstream.errors import UnknownPartition, UnknownTopic
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.committing import Committing
 from millstream.log.consumer_settings import ConsumerSettings
-from millstream.log.groups import TopicPartition
 from millstream.log.ports import Consumable
 from millstream.log.start_positions import Start, check_exists, offset_of
 from millstream.log.subscription import Subscription

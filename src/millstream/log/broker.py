@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any, Protocol, Self
 
+from millstream.log.agreement.groups import GroupInfo
 from millstream.log.consumer import Consumer
-from millstream.log.groups import GroupInfo
 from millstream.log.ports import BrokerSwitches, BrokerTopic
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo
-from millstream.log.repair import Repaired
 from millstream.log.start_positions import Start
+from millstream.log.storage.repair import Repaired
 from millstream.log.switches import At, Switch
 from millstream.log.topics import TopicInfo, TopicVersion
 

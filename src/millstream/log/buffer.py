@@ -26,7 +26,7 @@ from millstream.errors import (
     RecordDropped,
     TransactionAborted,
 )
-from millstream.log.frame import Draft
+from millstream.log.storage.frame import Draft
 
 if TYPE_CHECKING:
     from millstream.log.channel import Placed

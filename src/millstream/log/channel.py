@@ -13,8 +13,8 @@ import pyarrow.compute as pc
 
 from millstream.errors import InvalidRecord, UnknownPartition
 from millstream.log.buffer import RECORD_BYTES, Chunk, microseconds
-from millstream.log.layout import HEADERS, TIMESTAMP, no_values
 from millstream.log.ports import BrokerTopic
+from millstream.log.storage.layout import HEADERS, TIMESTAMP, no_values
 from millstream.records import align, can_evolve, codec, rows_to_batch, same_kind
 
 Headers = Mapping[str, bytes | str] | Sequence[tuple[str, bytes | str]]

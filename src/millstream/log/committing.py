@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 
 from millstream import terminal
 from millstream.errors import PartitionsRevoked
+from millstream.log.agreement.groups import TopicPartition, revoked
 from millstream.log.batches import Batch
-from millstream.log.groups import TopicPartition, revoked
 from millstream.log.offers import place_of
 from millstream.log.ports import Agreeing, Fetching
 

@@ -17,14 +17,14 @@ from millstream.errors import (
     UnknownPartition,
     UnknownTopic,
 )
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.assignment import Assignment
 from millstream.log.batches import Batch, Lost, Record
 from millstream.log.consumer_settings import ConsumerSettings
-from millstream.log.groups import TopicPartition
 from millstream.log.offers import Offer, place_of
 from millstream.log.ports import Consumable
-from millstream.log.reader import READ_BYTES
 from millstream.log.start_positions import Start, check_exists, check_start
+from millstream.log.storage.reader import READ_BYTES
 from millstream.log.subscription import compiled
 
 ONE_BY_ONE = 500

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from millstream.errors import DamagedLog, MillstreamError, UnsupportedFormat
 from millstream.log.access import SHARED_GROUP
-from millstream.log.disk import read_document
+from millstream.log.storage.disk import read_document
 from millstream.log.topics import TopicSettings
 from millstream.private_files import is_plain_folder
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from millstream.errors import InvalidSetting, StorageError
-from millstream.log.disk import FileLock, storage_errors
+from millstream.log.storage.disk import FileLock, storage_errors
 from millstream.log.topics import checked_name
 
 SCHEME = "memory://"

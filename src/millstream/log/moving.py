@@ -17,19 +17,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError
-from millstream.log.disk import FileLock, read_document, write_document
-from millstream.log.groups import committed_offsets
+from millstream.log.agreement.groups import committed_offsets
 from millstream.log.kafka.failures import translated, translated_errors
 from millstream.log.kafka.groups import committed_offsets as offsets_there
 from millstream.log.kafka.groups import store_offsets
-from millstream.log.partition import UPKEEP_LOCK
-from millstream.log.reader import PartitionReader
+from millstream.log.storage.disk import FileLock, read_document, write_document
+from millstream.log.storage.partition import UPKEEP_LOCK
+from millstream.log.storage.reader import PartitionReader
 from millstream.records import codec
 
 if TYPE_CHECKING:
     from millstream.log.embedded import EmbeddedLog, Topic
     from millstream.log.kafka.log import KafkaLog
-    from millstream.log.partition import Partition
+    from millstream.log.storage.partition import Partition
 
 MOVE = "move"
 NOTE = "moved.json"

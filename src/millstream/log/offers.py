@@ -14,8 +14,8 @@ from threading import get_ident
 
 from millstream import terminal
 from millstream.errors import InvalidInput
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.batches import Batch, Lost
-from millstream.log.groups import TopicPartition
 from millstream.log.ports import Reading
 
 logger = terminal.logger(__name__)

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol
 import pyarrow as pa
 
 from millstream.errors import MillstreamError
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.batches import Record
-from millstream.log.groups import TopicPartition
 from millstream.log.topics import TopicInfo, TopicSettings
 from millstream.records import Schema
 

@@ -39,7 +39,7 @@ from millstream.log.channel import Channel, Headers, LaidOut, Placed, checked_he
 from millstream.log.partitioners import OwnPartitioner, partitioner
 from millstream.log.ports import Acks, Producible, Progress
 from millstream.log.sending import Sending
-from millstream.log.validity import Malformed, check_texts
+from millstream.log.storage.validity import Malformed, check_texts
 from millstream.records import duration, size_bytes
 
 RETRY_SECONDS = 0.2

@@ -22,8 +22,8 @@ from millstream.errors import (
     InvalidSetting,
     UnknownQueue,
 )
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.batches import Record
-from millstream.log.groups import TopicPartition
 from millstream.log.ports import Claim, Progress, Queueing
 from millstream.records import DEAD_LETTER_SCHEMA, duration, format_duration
 

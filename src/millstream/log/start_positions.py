@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime, timedelta
 
 from millstream.errors import InvalidSetting, UnknownPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.buffer import microseconds
-from millstream.log.groups import TopicPartition
 from millstream.log.ports import Fetching
 from millstream.records import duration
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from millstream.errors import InvalidInput
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.ports import Describing
 from millstream.log.switches import Switch
 

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from millstream.errors import AlreadyExists, InvalidInput, InvalidSetting, UnknownTopic
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.ports import BrokerTopic
 from millstream.log.topics import TopicVersion, checked_name
 

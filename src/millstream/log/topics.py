@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import InvalidName, InvalidSetting
-from millstream.log.archive import archive_root
-from millstream.log.disk import storage_errors
+from millstream.log.storage.archive import archive_root
+from millstream.log.storage.disk import storage_errors
 from millstream.records import Schema, can_evolve, codec, duration, format_duration, size_bytes
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,248}")

@@ -13,14 +13,14 @@ import pyarrow as pa
 
 from millstream.expressions.clock import NOW
 from millstream.expressions.expression import Expression, evaluate
-from millstream.operators.accumulators import TIME, WEIGHT
-from millstream.operators.side_join import side_join
-from millstream.operators.window_assignment import instant
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
+from millstream.operators.joins.side_join import side_join
+from millstream.operators.windows.assignment import instant
 from millstream.plan import nodes, table_nodes
-from millstream.plan.bundles import AHEAD
-from millstream.plan.needs_spark import expressions_of
 from millstream.plan.nodes import Node
-from millstream.plan.windows import FIRST, LAST
+from millstream.plan.on_spark.needs_spark import expressions_of
+from millstream.plan.time.bundles import AHEAD
+from millstream.plan.time.windows import FIRST, LAST
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, rows_to_batch
 
 OFFSET = "__offset"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import polars as pl
 
 from millstream.operators import lateness
-from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.state.tables import Marks
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import polars as pl
 
-from millstream.operators import elementwise, joining
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators import elementwise
+from millstream.operators.aggregates.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.clock import Frames
+from millstream.operators.joins import joining
 from millstream.operators.stateful import INPUTS, PlainStep
 from millstream.plan.nodes import Node
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import polars as pl
 
-from millstream.operators.accumulators import TIME
+from millstream.operators.aggregates.accumulators import TIME
 from millstream.operators.clock import Clock
-from millstream.plan.bundles import AHEAD, END, late_reason
-from millstream.plan.timing import Timed
-from millstream.plan.windows import microseconds
+from millstream.plan.time.bundles import AHEAD, END, late_reason
+from millstream.plan.time.timing import Timed
+from millstream.plan.time.windows import microseconds
 
 
 def expiry(end: pl.Expr, lateness: int) -> pl.Expr:

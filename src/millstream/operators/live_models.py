@@ -13,14 +13,14 @@ import polars as pl
 
 from millstream.errors import InvalidInput
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import ORDER, TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.elementwise import frame_of, types_of
 from millstream.operators.stateful import DEAD, INPUTS, NO_MARKS, NOTE, NOTES, SENT, PlainStep
-from millstream.plan.bundles import dead_letter_values
-from millstream.plan.live_models import CONTENT, FORMAT, scored
-from millstream.plan.model_formats import model_of
+from millstream.plan.models.formats import model_of
+from millstream.plan.models.live_models import CONTENT, FORMAT, scored
 from millstream.plan.nodes import PredictLive
+from millstream.plan.time.bundles import dead_letter_values
 from millstream.records import batch_to_rows
 from millstream.state.tables import Marks
 

@@ -13,10 +13,10 @@ from millstream.operators.elementwise import OFFSET, frame_of, hidden_of, row_by
 from millstream.plan import nodes
 from millstream.plan.bad_rows import expression_reason
 from millstream.plan.batches import batch_given, batch_returned
-from millstream.plan.bundles import dead_letter_values
 from millstream.plan.nodes import Node
-from millstream.plan.outside_calls import answers
-from millstream.plan.parsing import decoded
+from millstream.plan.steps.outside_calls import answers
+from millstream.plan.steps.parsing import decoded
+from millstream.plan.time.bundles import dead_letter_values
 from millstream.records import batch_to_rows, rows_to_batch
 
 Made = tuple[pl.DataFrame, pl.DataFrame]

@@ -12,14 +12,14 @@ from heapq import heappop, heappush
 import numpy as np
 import polars as pl
 
-from millstream.operators.accumulators import TIME
+from millstream.operators.aggregates.accumulators import TIME
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.event_order import WAITING, WAITING_MARKS, in_event_order, late_rows
 from millstream.operators.process import KEYS, NEXT_CLOCK, NEXT_EVENT, STATE, ProcessBundle, ProcessStep
 from millstream.operators.stateful import DEAD, INPUTS, LATE, SENT, Stateful
 from millstream.plan import nodes
-from millstream.plan.bundles import BEGINNING, END
-from millstream.plan.process import EVENT, FIRINGS_MAX, Key, endless
+from millstream.plan.steps.process import EVENT, FIRINGS_MAX, Key, endless
+from millstream.plan.time.bundles import BEGINNING, END
 from millstream.state.tables import NEVER, Marks
 
 NEXT_ROW = "next_row"

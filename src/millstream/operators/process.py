@@ -17,12 +17,11 @@ import pyarrow as pa
 
 from millstream.errors import DamagedState
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.stateful import DEAD, INPUTS, SENT, PlainStep
 from millstream.plan import nodes
-from millstream.plan.bundles import BEGINNING, EPOCH, MICROSECOND, dead_letter_values
-from millstream.plan.process import (
+from millstream.plan.steps.process import (
     CLOCK,
     EVENT,
     FIRINGS_MAX,
@@ -34,6 +33,7 @@ from millstream.plan.process import (
     timer_time,
     timer_values,
 )
+from millstream.plan.time.bundles import BEGINNING, EPOCH, MICROSECOND, dead_letter_values
 from millstream.records import Schema, rows_to_batch
 from millstream.records.python_values import ATOMS, UnreadableValues, decoded
 from millstream.records.values import column_to_values, python_values

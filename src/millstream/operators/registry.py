@@ -5,22 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from millstream.operators.distinct import DistinctStep
-from millstream.operators.grouped import GroupedStep
-from millstream.operators.interval_join import IntervalJoinStep
-from millstream.operators.latest import LatestStep
+from millstream.operators.joins.interval_join import IntervalJoinStep
+from millstream.operators.joins.lookup_join import LookupJoinStep
+from millstream.operators.joins.matched_side_join import MatchedSideJoinStep
+from millstream.operators.joins.table_join import TableJoinStep
+from millstream.operators.joins.window_join import WindowJoinStep
 from millstream.operators.live_models import PredictLiveStep
-from millstream.operators.lookup_join import LookupJoinStep
-from millstream.operators.matched_side_join import MatchedSideJoinStep
 from millstream.operators.ordered_process import process_step
 from millstream.operators.patterns.rules_step import RulesStep
 from millstream.operators.patterns.step import MatchStep
 from millstream.operators.stateful import Stateful
 from millstream.operators.stored_queries import MatchQueriesStep
-from millstream.operators.table_join import TableJoinStep
-from millstream.operators.take import TakeStep
-from millstream.operators.top import TopStep
-from millstream.operators.window_join import WindowJoinStep
+from millstream.operators.tables.distinct import DistinctStep
+from millstream.operators.tables.grouped import GroupedStep
+from millstream.operators.tables.latest import LatestStep
+from millstream.operators.tables.take import TakeStep
+from millstream.operators.tables.top import TopStep
 from millstream.plan import nodes, table_nodes
 from millstream.plan.nodes import Node
 from millstream.plan.patterns.node import Match, MatchRules

@@ -13,12 +13,12 @@ from typing import Any
 import polars as pl
 
 from millstream.expressions.expression import lowered_expression
-from millstream.operators.accumulators import TIME
+from millstream.operators.aggregates.accumulators import TIME
 from millstream.operators.elementwise import computed, table_of
-from millstream.plan.bundles import AHEAD, BEGINNING, micros
-from millstream.plan.timing import Timed
-from millstream.plan.watermarks import Bounded, Custom, Punctuated
-from millstream.plan.windows import microseconds
+from millstream.plan.time.bundles import AHEAD, BEGINNING, micros
+from millstream.plan.time.timing import Timed
+from millstream.plan.time.watermarks import Bounded, Custom, Punctuated
+from millstream.plan.time.windows import microseconds
 from millstream.records import batch_to_rows
 
 

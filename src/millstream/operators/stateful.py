@@ -12,18 +12,18 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import polars as pl
 
 from millstream.operators import elementwise
-from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import ORDER, ROW, TIME, WEIGHT
+from millstream.operators.aggregates.partials import Partials
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.elementwise import HIDDEN, computed
 from millstream.operators.lateness import is_untimed
-from millstream.operators.partials import Partials
-from millstream.operators.triggers import can_finish
-from millstream.operators.window_assignment import instant, instants
-from millstream.operators.windowed import WindowedOperator
+from millstream.operators.windows.assignment import instant, instants
+from millstream.operators.windows.triggers import can_finish
+from millstream.operators.windows.windowed import WindowedOperator
 from millstream.plan import nodes
-from millstream.plan.bundles import END
 from millstream.plan.nodes import Node
-from millstream.plan.windows import microseconds
+from millstream.plan.time.bundles import END
+from millstream.plan.time.windows import microseconds
 from millstream.state.tables import Marks
 
 SENT, LATE, DEAD, LOST, TIMED_OUT = "sent", "late", "dead", "lost", "timed_out"

@@ -22,14 +22,14 @@ import polars as pl
 
 from millstream.errors import ExpressionFailed
 from millstream.operators import elementwise, lateness
-from millstream.operators.accumulators import ORDER, ROW, TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import ORDER, ROW, TIME, WEIGHT
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.elementwise import computed, types_of
 from millstream.operators.event_order import late_rows
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, NOTE, NOTES, SENT, Past, PlainStep, whole
 from millstream.plan.search import node as queries
 from millstream.plan.search.node import MatchQueries, change_of, condition, looks_back_to, where_of
-from millstream.plan.versions import Change, Version, revised
+from millstream.plan.stored.versions import Change, Version, revised
 from millstream.search.conditions import Condition
 from millstream.search.fields import Document, Searched, documents, field_of
 from millstream.search.fragments import fragments

@@ -10,18 +10,18 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from millstream.errors import InvalidInput
-from millstream.plan import engine
 from millstream.plan.checks import refusal
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.on_spark import engine
+from millstream.plan.on_spark.spark_frames import SparkFrame
 from millstream.plan.rewiring import rewired
 from millstream.plan.run_settings import RunSettings, Settings, takes
-from millstream.plan.spark_frames import SparkFrame
 from millstream.plan.walking import in_order
 from millstream.user_lines import users_line, what_exists
 
 if TYPE_CHECKING:
-    from millstream.jobs.app_job import AppJob
+    from millstream.jobs.apps.job import AppJob
 
 SEPARATOR = ":"
 Flows = tuple[Flow, ...]

@@ -11,7 +11,6 @@ import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, InvalidPlan, RecordFailed, StepFailed
 from millstream.expressions.spark_types import DIGITS_MAX
-from millstream.plan.needs_spark import SparkFunction, needs_spark
 from millstream.plan.nodes import (
     Dead,
     Mapped,
@@ -24,7 +23,8 @@ from millstream.plan.nodes import (
     WindowedAggregate,
     Write,
 )
-from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.on_spark.needs_spark import SparkFunction, needs_spark
+from millstream.plan.on_spark.spark_frames import SparkFrame
 from millstream.plan.table_nodes import Grouped
 from millstream.plan.walking import in_order
 from millstream.records.ddl import format_type

@@ -14,15 +14,15 @@ from millstream.errors import InvalidAggregate, InvalidPlan, InvalidWindow
 from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
 from millstream.expressions.spark_types import family, instead_of
-from millstream.plan import engine
-from millstream.plan import spark_frames as frames
-from millstream.plan.aggregates import Aggregate
-from millstream.plan.driver_only import check_models
+from millstream.plan.aggregates.basic import Aggregate
 from millstream.plan.endpoints import LOST_CHOICES, VALUE_FORMATS, Endpoint
 from millstream.plan.nodes import INSTANT, Node, PaneTime, Process, Read, RowOrder, WindowedAggregate, WithEventTime
+from millstream.plan.on_spark import engine
+from millstream.plan.on_spark import spark_frames as frames
+from millstream.plan.on_spark.driver_only import check_models
 from millstream.plan.table_nodes import Latest, LookupJoin
+from millstream.plan.time.windows import ClosedBy, DeltaWindow, Everything, Window
 from millstream.plan.walking import derived
-from millstream.plan.windows import ClosedBy, DeltaWindow, Everything, Window
 from millstream.records import Schema, SchemaLike, duration
 from millstream.records.variants import VARIANT
 from millstream.user_lines import AtUsersLine, users_line, what_exists

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
-from millstream.plan import engine
-from millstream.plan.asks import Ask, ask, of_requests
 from millstream.plan.checks import (
     NAME,
     check_loop,
@@ -26,11 +24,7 @@ from millstream.plan.checks import (
     with_format,
 )
 from millstream.plan.endpoints import Endpoint, TableSource
-from millstream.plan.explain import Format, explained
-from millstream.plan.headers import with_headers_column
-from millstream.plan.html import drawing, note, page, schema_table
 from millstream.plan.naming import default_name, plain
-from millstream.plan.needs_spark import check_variants, computed_before
 from millstream.plan.nodes import (
     Node,
     Project,
@@ -38,19 +32,25 @@ from millstream.plan.nodes import (
     WithEventTime,
     Write,
 )
+from millstream.plan.on_spark import engine
+from millstream.plan.on_spark.needs_spark import check_variants, computed_before
 from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings, takes
+from millstream.plan.shown.explain import Format, explained
+from millstream.plan.shown.html import drawing, note, page, schema_table
+from millstream.plan.shown.viewed import previewed_rows
+from millstream.plan.steps.asks import Ask, ask, of_requests
+from millstream.plan.steps.headers import with_headers_column
+from millstream.plan.steps.written_stream import check_behind_sinks
 from millstream.plan.stream import Stream
-from millstream.plan.timing import checked_watermark, event_time_of, with_event_time
-from millstream.plan.viewed import previewed_rows
+from millstream.plan.time.timing import checked_watermark, event_time_of, with_event_time
+from millstream.plan.time.watermarks import Watermark, ascending
 from millstream.plan.walking import in_order
-from millstream.plan.watermarks import Watermark, ascending
-from millstream.plan.written_stream import check_behind_sinks
 from millstream.records import Schema, SchemaLike
 from millstream.user_lines import users_line
 
 if TYPE_CHECKING:
     from millstream.jobs.job import Job
-    from millstream.plan.joining import Side
+    from millstream.plan.joins.joining import Side
     from millstream.plan.tables import Table
 
 KEPT_TABLE_IDLE = "5 seconds"
@@ -238,7 +238,7 @@ class Flow:
         schema of its own; everything else needs `schema`. Of a source that captures changes, such as
         `ms.sqlite_changes(…)`, it is a table that is kept up to date.
         """
-        from millstream.plan.joining import Side
+        from millstream.plan.joins.joining import Side
 
         if isinstance(rows, TableSource):
             return self._kept_table(rows, schema)

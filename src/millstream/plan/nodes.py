@@ -13,11 +13,11 @@ import pyarrow as pa
 
 from millstream.expressions.expression import Expression
 from millstream.expressions.spark_types import INSTANT as INSTANT
-from millstream.plan.aggregates import Aggregate
-from millstream.plan.retries import Retry
-from millstream.plan.triggers import Trigger
-from millstream.plan.watermarks import Watermark
-from millstream.plan.windows import Window
+from millstream.plan.aggregates.basic import Aggregate
+from millstream.plan.steps.retries import Retry
+from millstream.plan.time.triggers import Trigger
+from millstream.plan.time.watermarks import Watermark
+from millstream.plan.time.windows import Window
 from millstream.records import Codec, Schema, format_duration
 
 COMPUTED = "__computed_"

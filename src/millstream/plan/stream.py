@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import pyarrow as pa
 
 from millstream.expressions.expression import Expression, InDriver, expression
-from millstream.plan import engine
 from millstream.plan.bad_rows import HAVE_DEAD_LETTERS, check_dead_letters
 from millstream.plan.checks import (
     check_calls,
@@ -22,29 +21,30 @@ from millstream.plan.checks import (
     schema_of,
     sink_of,
 )
-from millstream.plan.choosing import flat, selected, with_keys
-from millstream.plan.columns import kept, renamed, replaced, sampled, without
-from millstream.plan.driver_only import check_models
-from millstream.plan.explain import Format, explained
-from millstream.plan.headers import HEADERS, set_headers
-from millstream.plan.late import late_columns
-from millstream.plan.needs_spark import SparkFunction, check_variants
 from millstream.plan.nodes import Dead, Late, MapAsync, MapRows, Node, Project, Where, Write
-from millstream.plan.retries import Retry
-from millstream.plan.routing import Match, branches_of
-from millstream.plan.searching import Searching
-from millstream.plan.viewed import Viewed
-from millstream.plan.watermarks import Watermark
-from millstream.plan.windows import Window
-from millstream.plan.written_stream import Written
+from millstream.plan.on_spark import engine
+from millstream.plan.on_spark.driver_only import check_models
+from millstream.plan.on_spark.needs_spark import SparkFunction, check_variants
+from millstream.plan.shown.explain import Format, explained
+from millstream.plan.shown.viewed import Viewed
+from millstream.plan.steps.choosing import flat, selected, with_keys
+from millstream.plan.steps.columns import kept, renamed, replaced, sampled, without
+from millstream.plan.steps.headers import HEADERS, set_headers
+from millstream.plan.steps.retries import Retry
+from millstream.plan.steps.routing import Match, branches_of
+from millstream.plan.steps.written_stream import Written
+from millstream.plan.stored.searching import Searching
+from millstream.plan.time.late import late_columns
+from millstream.plan.time.watermarks import Watermark
+from millstream.plan.time.windows import Window
 from millstream.records import DEAD_LETTER_SCHEMA, Schema, SchemaLike
 from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
-    from millstream.plan.join_keys import On
-    from millstream.plan.joining import AsOfWhen, Side
-    from millstream.plan.keyed import Keyed, Windowed
+    from millstream.plan.joins.joining import AsOfWhen, Side
+    from millstream.plan.joins.keys import On
     from millstream.plan.patterns.recognize import Recognized
+    from millstream.plan.steps.keyed import Keyed, Windowed
     from millstream.plan.table_nodes import How
     from millstream.plan.tables import Grouping, Table
 
@@ -94,7 +94,7 @@ class Stream(Searching):
         """
         if not columns and not made:
             raise refusal("select needs at least one column", f"columns that exist: {', '.join(self.schema.names)}")
-        from millstream.plan.generating import with_generated
+        from millstream.plan.steps.generating import with_generated
 
         stream, chosen, made = with_generated(self, flat(columns), made)
         return stream._project(selected(stream.schema, chosen, made), name, "select")
@@ -214,7 +214,7 @@ class Stream(Searching):
         The watermark of each source partition follows the rows of that partition after this step; it is
         `ms.ascending()` by default. It is set once, before steps that keep state.
         """
-        from millstream.plan.timing import with_event_time
+        from millstream.plan.time.timing import with_event_time
 
         return self._next(with_event_time(self, event_time, watermark, name))
 
@@ -256,7 +256,7 @@ class Stream(Searching):
         both) or regex, also called grok (with `pattern`, whose named groups are the columns; `%{NUMBER:latency}` and
         `%{NUMBER:latency:double}` are groups with a known pattern). The columns of a null are null.
         """
-        from millstream.plan.parsing import parse
+        from millstream.plan.steps.parsing import parse
 
         return parse(self, column, schema, format, options, name)
 
@@ -276,7 +276,7 @@ class Stream(Searching):
 
         With `missing`, a column that one of them lacks is null in its rows.
         """
-        from millstream.plan.columns import union
+        from millstream.plan.steps.columns import union
 
         return union(self, others, missing, name)
 
@@ -294,7 +294,7 @@ class Stream(Searching):
                 raise refusal(
                     f"a key cannot be named '{column}': panes have a column of that name", "rename it with select(…)"
                 )
-        from millstream.plan.keyed import Keyed
+        from millstream.plan.steps.keyed import Keyed
 
         return Keyed(stream, keys)
 
@@ -316,7 +316,7 @@ class Stream(Searching):
         timestamp: str = "end_of_window",
     ) -> Windowed:
         """A window over all rows together; see `Keyed.window`."""
-        from millstream.plan.keyed import Keyed
+        from millstream.plan.steps.keyed import Keyed
 
         return Keyed(self, ()).window(window, allowed_lateness=allowed_lateness, timestamp=timestamp)
 
@@ -408,7 +408,7 @@ class Stream(Searching):
         columns that are taken. A row also matches only if `condition` is true, such as "price <= budget", over the
         columns of both sides under their names in the result.
         """
-        from millstream.plan.joining import join
+        from millstream.plan.joins.joining import join
 
         return join(self, other, on, how, within, as_of, allowed_lateness, suffix, condition, name)
 

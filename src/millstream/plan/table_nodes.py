@@ -13,9 +13,9 @@ from typing import ClassVar, Literal
 import pyarrow as pa
 
 from millstream.expressions.expression import Expression
-from millstream.plan.aggregates import Aggregate
+from millstream.plan.aggregates.basic import Aggregate
 from millstream.plan.nodes import COMPUTED, Node, Project, StreamNode
-from millstream.plan.windows import Window
+from millstream.plan.time.windows import Window
 from millstream.records import format_duration
 
 How = Literal["inner", "left", "right", "full", "semi", "anti"]

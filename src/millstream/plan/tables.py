@@ -14,13 +14,9 @@ import pyarrow as pa
 
 from millstream.expressions.expression import expression
 from millstream.expressions.lowered import type_name
-from millstream.plan.aggregate_texts import named
-from millstream.plan.aggregates import Aggregate, check_order
-from millstream.plan.bundles import micros
+from millstream.plan.aggregates.basic import Aggregate, check_order
+from millstream.plan.aggregates.texts import named
 from millstream.plan.checks import check_keys, refusal, without_event_time
-from millstream.plan.hidden_columns import computed_apart, without_hidden
-from millstream.plan.hints import OF_GROUPS, Hinted
-from millstream.plan.keyed import aggregated
 from millstream.plan.nodes import (
     INSTANT,
     Dead,
@@ -34,11 +30,15 @@ from millstream.plan.nodes import (
     WindowedAggregate,
     WithEventTime,
 )
-from millstream.plan.retries import Retry
+from millstream.plan.on_spark.hints import OF_GROUPS, Hinted
+from millstream.plan.steps.hidden_columns import computed_apart, without_hidden
+from millstream.plan.steps.keyed import aggregated
+from millstream.plan.steps.retries import Retry
+from millstream.plan.steps.written_stream import Written
 from millstream.plan.stream import Stream
 from millstream.plan.table_nodes import AllRows, AsOf, Changes, Distinct, Grouped, Join, Latest, Order, Take, Top
+from millstream.plan.time.bundles import micros
 from millstream.plan.walking import derived
-from millstream.plan.written_stream import Written
 from millstream.records import Schema, duration
 from millstream.user_lines import AtUsersLine, users_line
 

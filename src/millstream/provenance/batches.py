@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from millstream.connectors.source import Offsets
 from millstream.errors import InvalidInput, NotFound
-from millstream.jobs.batch_event import BatchEvent
 from millstream.jobs.checkpoint import Checkpoint
 from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT, JobFolder
+from millstream.jobs.measuring.batch_event import BatchEvent
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import Any
 
 from millstream.errors import InvalidInput
 from millstream.operators.elementwise import table_of
-from millstream.plan.late import late_columns
 from millstream.plan.nodes import Late, Node, Read, WindowedAggregate, WithEventTime
+from millstream.plan.time.late import late_columns
+from millstream.plan.time.watermarks import Bounded
 from millstream.plan.walking import in_order
-from millstream.plan.watermarks import Bounded
 from millstream.provenance.history import History
 from millstream.provenance.replaying import Replay
 from millstream.records import Schema, batch_to_rows, duration, format_duration

@@ -9,8 +9,8 @@ import polars as pl
 
 from millstream.errors import InvalidInput, NotFound
 from millstream.operators.clock import Clock
-from millstream.plan.bundles import moment
 from millstream.plan.nodes import Dead, Node, Read, Write
+from millstream.plan.time.bundles import moment
 from millstream.provenance.history import History
 from millstream.provenance.late import Record
 from millstream.provenance.replaying import Moment, Origin, Replay

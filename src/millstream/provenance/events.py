@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from millstream.errors import UnknownTopic
-from millstream.jobs.batch_event import BatchEvent, StepFigures, events_topic, from_bytes
 from millstream.jobs.job_folder import JobFolder
+from millstream.jobs.measuring.batch_event import BatchEvent, StepFigures, events_topic, from_bytes
 from millstream.log import Broker
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from millstream.connectors.catalog import jobs_folder
 from millstream.errors import InvalidInput, NotFound
-from millstream.jobs.batch_event import BatchEvent
-from millstream.jobs.broker_address import address_of
 from millstream.jobs.job_folder import JobFolder, is_job
+from millstream.jobs.measuring.batch_event import BatchEvent
+from millstream.jobs.results.broker_address import address_of
 from millstream.log import connect
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Node, WindowedAggregate

@@ -11,15 +11,15 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import InvalidInput, NotFound
-from millstream.operators.accumulators import TIME
+from millstream.operators.aggregates.accumulators import TIME
 from millstream.operators.elementwise import OFFSET, table_of
-from millstream.plan.bundles import AHEAD, END, micros, moment
-from millstream.plan.late import late_columns
 from millstream.plan.nodes import Node, Read, WindowedAggregate
-from millstream.plan.timing import Timed, timing
+from millstream.plan.time.bundles import AHEAD, END, micros, moment
+from millstream.plan.time.late import late_columns
+from millstream.plan.time.timing import Timed, timing
+from millstream.plan.time.watermarks import Bounded
+from millstream.plan.time.windows import microseconds
 from millstream.plan.walking import in_order
-from millstream.plan.watermarks import Bounded
-from millstream.plan.windows import microseconds
 from millstream.provenance.bounds import with_bound
 from millstream.provenance.history import History
 from millstream.provenance.replaying import Moment, Origin, Replay

@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.errors import InvalidInput, NotFound
-from millstream.plan.bundles import BEGINNING, END, moment
 from millstream.plan.nodes import Mode, WindowedAggregate
+from millstream.plan.time.bundles import BEGINNING, END, moment
 from millstream.provenance.history import History
 from millstream.provenance.replaying import Replay
 from millstream.provenance.watermark_moves import moves_over

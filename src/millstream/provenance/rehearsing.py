@@ -19,9 +19,9 @@ from millstream.log.kafka.address import as_kafka
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.operators.mapping import MAPPED
-from millstream.plan.bundles import BEGINNING
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Dead, Node, Read
+from millstream.plan.time.bundles import BEGINNING
 from millstream.plan.walking import in_order
 from millstream.provenance.dead_letters import DeadLetter
 from millstream.provenance.replaying import check_here

@@ -17,21 +17,21 @@ import polars as pl
 from millstream.connectors.opening import connector_errors, open_source
 from millstream.connectors.source import Offsets, Slice, Source
 from millstream.errors import InvalidInput, NeedsSpark
-from millstream.jobs.local_reading import nothing_read, up_to_event_time, watermarks_of
+from millstream.jobs.previews.local_reading import nothing_read, up_to_event_time, watermarks_of
 from millstream.local import Flowing, Local
 from millstream.log.kafka.address import as_kafka
-from millstream.operators.accumulators import TIME
+from millstream.operators.aggregates.accumulators import TIME
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.operators.lateness import with_ahead_marked
 from millstream.operators.source_watermarks import SourceWatermark, implied_watermark
-from millstream.plan.bundles import BEGINNING
-from millstream.plan.needs_spark import needs_spark
 from millstream.plan.nodes import Dead, Node, Read
-from millstream.plan.spark_frames import SparkFrame
-from millstream.plan.timing import Timed, timing
+from millstream.plan.on_spark.needs_spark import needs_spark
+from millstream.plan.on_spark.spark_frames import SparkFrame
+from millstream.plan.time.bundles import BEGINNING
+from millstream.plan.time.timing import Timed, timing
+from millstream.plan.time.watermarks import Bounded, Custom
 from millstream.plan.walking import in_order
-from millstream.plan.watermarks import Bounded, Custom
 from millstream.provenance.batches import RecordedBatch
 from millstream.spark.query.physical_plan import SourcePartition
 from millstream.spark.query.source_frames import dead_frame, framed

@@ -17,7 +17,7 @@ import polars as pl
 from millstream.connectors.opening import open_source
 from millstream.connectors.source import Slice, Source
 from millstream.errors import NotFound
-from millstream.jobs.batch_event import BatchEvent
+from millstream.jobs.measuring.batch_event import BatchEvent
 from millstream.local import Flowing
 from millstream.log.kafka.address import as_kafka
 from millstream.operators.elementwise import OFFSET, table_of

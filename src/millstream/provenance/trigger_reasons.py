@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from millstream.plan import triggers
-from millstream.plan.bundles import BEGINNING, END, moment
-from millstream.plan.windows import microseconds
+from millstream.plan.time import triggers
+from millstream.plan.time.bundles import BEGINNING, END, moment
+from millstream.plan.time.windows import microseconds
 from millstream.reference import triggers as states
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from millstream.operators.accumulators import TIME
+from millstream.operators.aggregates.accumulators import TIME
 from millstream.operators.elementwise import OFFSET
-from millstream.plan.bundles import moment
 from millstream.plan.nodes import Node
+from millstream.plan.time.bundles import moment
 from millstream.provenance.replaying import Moment, PartitionTrack, Replay
 
 

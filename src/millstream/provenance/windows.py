@@ -12,11 +12,11 @@ from typing import Any
 import polars as pl
 
 from millstream.local import Flowing
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import OFFSET, table_of
-from millstream.plan.bundles import Bundle, Row
 from millstream.plan.nodes import Mode, WindowedAggregate
+from millstream.plan.time.bundles import Bundle, Row
 from millstream.provenance.replaying import Moment, Origin, Replay
 from millstream.provenance.trigger_reasons import Instant, Reason, expiry_reason, reasons
 from millstream.records import batch_to_rows

@@ -20,12 +20,12 @@ from dataclasses import replace
 
 from millstream.plan import nodes
 from millstream.plan.bad_rows import listened_to, record_failed
-from millstream.plan.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
-from millstream.plan.calendars import calendar_span
-from millstream.plan.late import late_columns
-from millstream.plan.needs_spark import check_without_spark
 from millstream.plan.nodes import Node
+from millstream.plan.on_spark.needs_spark import check_without_spark
 from millstream.plan.patterns.node import TimedOut
+from millstream.plan.time.bundles import BEGINNING, END, EPOCH, MICROSECOND, Bundle, Row, micros, moment, table_of
+from millstream.plan.time.calendars import calendar_span
+from millstream.plan.time.late import late_columns
 from millstream.plan.walking import in_order
 from millstream.reference.operator import Operator, dead_letter, without_ahead
 from millstream.reference.spans import spans_of

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from millstream.plan.aggregates import Aggregate, Fed
+from millstream.plan.aggregates.basic import Aggregate, Fed
 from millstream.plan.bad_rows import sum_too_large
-from millstream.plan.bundles import ARGUMENTS, Row
 from millstream.plan.nodes import WindowedAggregate
 from millstream.plan.table_nodes import Grouped
+from millstream.plan.time.bundles import ARGUMENTS, Row
 
 
 def results(

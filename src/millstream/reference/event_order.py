@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from millstream.plan.bundles import Bundle, Row, late_reason
+from millstream.plan.time.bundles import Bundle, Row, late_reason
 from millstream.reference.tables import late
 
 

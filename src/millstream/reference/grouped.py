@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from millstream.expressions.expression import evaluate
-from millstream.plan.bundles import ARGUMENTS, Bundle, Row, table_of
 from millstream.plan.table_nodes import Grouped
+from millstream.plan.time.bundles import ARGUMENTS, Bundle, Row, table_of
 from millstream.records import batch_to_rows
 from millstream.reference.aggregates import results
 from millstream.reference.operator import StatefulOperator

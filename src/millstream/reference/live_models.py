@@ -8,10 +8,10 @@ from dataclasses import replace
 import polars as pl
 
 from millstream.errors import InvalidInput
-from millstream.plan.bundles import Bundle, Row, table_of
-from millstream.plan.live_models import CONTENT, FORMAT, scored
-from millstream.plan.model_formats import Model, model_of
+from millstream.plan.models.formats import Model, model_of
+from millstream.plan.models.live_models import CONTENT, FORMAT, scored
 from millstream.plan.nodes import PredictLive
+from millstream.plan.time.bundles import Bundle, Row, table_of
 from millstream.reference.operator import StatefulOperator, dead_letter
 
 

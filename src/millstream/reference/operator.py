@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from millstream.plan.bundles import AHEAD, BEGINNING, END, Bundle, Row, dead_letter_values
 from millstream.plan.nodes import Node
-from millstream.plan.timing import Timed
-from millstream.plan.windows import microseconds
+from millstream.plan.time.bundles import AHEAD, BEGINNING, END, Bundle, Row, dead_letter_values
+from millstream.plan.time.timing import Timed
+from millstream.plan.time.windows import microseconds
 
 
 class Operator:

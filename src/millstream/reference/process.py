@@ -10,9 +10,10 @@ from copy import deepcopy
 from dataclasses import replace
 from typing import Any
 
-from millstream.plan import nodes, process
-from millstream.plan.bundles import BEGINNING, END, Bundle, Row, dead_letter_values, micros, moment
-from millstream.plan.process import CLOCK, EVENT, FIRINGS_MAX, Key
+from millstream.plan import nodes
+from millstream.plan.steps import process
+from millstream.plan.steps.process import CLOCK, EVENT, FIRINGS_MAX, Key
+from millstream.plan.time.bundles import BEGINNING, END, Bundle, Row, dead_letter_values, micros, moment
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.event_order import EventOrder, time_of
 from millstream.reference.windows import sort_key

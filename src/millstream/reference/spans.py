@@ -6,9 +6,9 @@ from datetime import datetime
 from typing import Any
 from zoneinfo import ZoneInfo
 
-from millstream.plan import windows
-from millstream.plan.bundles import BEGINNING, moment
-from millstream.plan.calendars import calendar_span
+from millstream.plan.time import windows
+from millstream.plan.time.bundles import BEGINNING, moment
+from millstream.plan.time.calendars import calendar_span
 
 
 def spans_of(window: windows.Window, time: int) -> list[tuple[int, int]]:

@@ -14,12 +14,12 @@ from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bad_rows import expression_reason
 from millstream.plan.batches import batch_given, batch_returned
-from millstream.plan.bundles import AHEAD, Bundle, Row, micros, moment, table_of
 from millstream.plan.nodes import Node
-from millstream.plan.outside_calls import answers
-from millstream.plan.parsing import decoded
 from millstream.plan.patterns.node import Match, MatchRules
 from millstream.plan.search.node import MatchQueries
+from millstream.plan.steps.outside_calls import answers
+from millstream.plan.steps.parsing import decoded
+from millstream.plan.time.bundles import AHEAD, Bundle, Row, micros, moment, table_of
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference.grouped import GroupedOperator
 from millstream.reference.live_models import PredictLiveOperator

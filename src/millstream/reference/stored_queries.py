@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from millstream.errors import ExpressionFailed
-from millstream.plan.bundles import AHEAD, Bundle, Row, late_reason
 from millstream.plan.search.node import (
     FRAGMENTS,
     OWNER,
@@ -19,7 +18,8 @@ from millstream.plan.search.node import (
     looks_back_to,
     where_of,
 )
-from millstream.plan.versions import Version, revised
+from millstream.plan.stored.versions import Version, revised
+from millstream.plan.time.bundles import AHEAD, Bundle, Row, late_reason
 from millstream.reference.event_order import in_time, time_of
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.tables import computed, late

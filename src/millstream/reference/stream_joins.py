@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from millstream.plan import table_nodes
-from millstream.plan.bundles import AHEAD, BEGINNING, END, Bundle, Row, late_reason
 from millstream.plan.nodes import Node
-from millstream.plan.windows import LAST, Sessions, microseconds
+from millstream.plan.time.bundles import AHEAD, BEGINNING, END, Bundle, Row, late_reason
+from millstream.plan.time.windows import LAST, Sessions, microseconds
 from millstream.reference.join_conditions import Condition
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.spans import span_values, spans_of, touching

@@ -9,10 +9,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from millstream.plan.bundles import BEGINNING, Bundle, Row, late_reason
-from millstream.plan.late import late_columns
 from millstream.plan.nodes import Node
 from millstream.plan.table_nodes import Join, LookupJoin, SideJoin, TableJoin
+from millstream.plan.time.bundles import BEGINNING, Bundle, Row, late_reason
+from millstream.plan.time.late import late_columns
 from millstream.reference.join_conditions import Condition
 from millstream.reference.operator import Operator, StatefulOperator
 from millstream.reference.tables import frozen, singly

@@ -10,9 +10,9 @@ from typing import Any
 
 from millstream.expressions.expression import Expression, evaluate
 from millstream.plan import table_nodes
-from millstream.plan.bundles import AHEAD, Bundle, Row, late_reason, table_of
 from millstream.plan.nodes import Node
-from millstream.plan.windows import microseconds
+from millstream.plan.time.bundles import AHEAD, Bundle, Row, late_reason, table_of
+from millstream.plan.time.windows import microseconds
 from millstream.reference.operator import StatefulOperator
 
 

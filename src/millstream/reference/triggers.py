@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from millstream.plan import triggers, windows
+from millstream.plan.time import triggers, windows
 
 
 class TriggerState:

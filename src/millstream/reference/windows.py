@@ -7,9 +7,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from millstream.expressions.expression import evaluate
-from millstream.plan import nodes, triggers, windows
-from millstream.plan.bundles import AHEAD, ARGUMENTS, BEGINNING, END, Bundle, Row, late_reason, moment, table_of
+from millstream.plan import nodes
 from millstream.plan.nodes import Mode, PaneTime
+from millstream.plan.time import triggers, windows
+from millstream.plan.time.bundles import AHEAD, ARGUMENTS, BEGINNING, END, Bundle, Row, late_reason, moment, table_of
 from millstream.records import batch_to_rows
 from millstream.reference.aggregates import results
 from millstream.reference.spans import span_values, spans_of, touching

@@ -21,7 +21,7 @@ from millstream.log.kafka.failures import admin_module, translated, translated_e
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.kafka.messages import nearest_us, times_ms
 from millstream.log.kafka.topics import KafkaTopic, as_kafka, described, offsets
-from millstream.log.layout import TIMESTAMP
+from millstream.log.storage.layout import TIMESTAMP
 from millstream.records import codec
 from millstream.serving.newest import Found, Index, KeyedTopic, News, home_of, newer
 

@@ -13,8 +13,8 @@ from millstream.connectors.lookups import PlainRow, Row, TypedRow
 from millstream.log import Broker, EmbeddedLog
 from millstream.log.embedded import Topic
 from millstream.log.kafka.address import SCHEME
-from millstream.log.partition import Partition
-from millstream.log.reader import Fetch, PartitionReader, offset_at_time
+from millstream.log.storage.partition import Partition
+from millstream.log.storage.reader import Fetch, PartitionReader, offset_at_time
 from millstream.records import align
 from millstream.serving.newest import NO_TIME, Found, Index, KeyedTopic, News, home_of, newer
 

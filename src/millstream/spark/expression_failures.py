@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from millstream.errors import MillstreamError, RecordFailed, StepFailed
-from millstream.plan.needs_spark import SparkFunction, expressions_of
 from millstream.plan.nodes import Node
+from millstream.plan.on_spark.needs_spark import SparkFunction, expressions_of
 
 # Spark's error of an expression: its code, its message, and a quote of the expression or the line of a Column.
 _EXPRESSION = re.compile(

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import AlreadyExists, DamagedState, InvalidInput, NotFound
-from millstream.log.disk import FileLock, read_document, write_document
+from millstream.log.storage.disk import FileLock, read_document, write_document
 from millstream.serving.access import Access, Denied, Headers
 from millstream.user_lines import what_exists
 

@@ -11,7 +11,7 @@ import zipfile
 from importlib.metadata import distributions
 from typing import Any
 
-from millstream.jobs.plan_document import read_plan
+from millstream.jobs.versions.plan_document import read_plan
 from millstream.supervision.alerting import Alerting
 from millstream.supervision.hidden_values import HiddenValues
 from millstream.supervision.status import Status

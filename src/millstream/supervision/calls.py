@@ -19,8 +19,8 @@ from starlette.responses import Response
 from millstream.asking import Answer, ask
 from millstream.calling import TIMEOUT, Client, Rows, client
 from millstream.errors import InvalidInput, NotFound
-from millstream.jobs.current_state import Held
-from millstream.jobs.questions import asked_of
+from millstream.jobs.asked.current_state import Held
+from millstream.jobs.asked.questions import asked_of
 from millstream.supervision.http import MoreRoute
 from millstream.supervision.masking import Masking
 

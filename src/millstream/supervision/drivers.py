@@ -25,7 +25,7 @@ from typing import Any
 import psutil
 
 from millstream.errors import InvalidInput, JobChanged, MillstreamError, NotFound
-from millstream.log.disk import read_document, storage_errors, write_document
+from millstream.log.storage.disk import read_document, storage_errors, write_document
 from millstream.plan.parameters import VARIABLE as PARAMETERS
 from millstream.private_files import make_folders, open_alike
 from millstream.supervision.log_lines import read_lines
@@ -113,7 +113,7 @@ class Drivers:
     def compare(
         self, specification: JobSpecification, folder: Path, mapping: Mapping[str, str], *, timeout_s: float
     ) -> dict[str, Any]:
-        """What becomes of the state of a job under another flow: see jobs/upgrading.py."""
+        """What becomes of the state of a job under another flow: see jobs/versions/upgrading.py."""
         given = specification.document()
         return self.ask("--compare", given, str(folder), json.dumps(dict(mapping)), timeout_s=timeout_s)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from millstream.connectors.catalog import jobs_folder
 from millstream.errors import AlreadyExists, MillstreamError, NotFound
 from millstream.log import log_folder
-from millstream.log.disk import FileLock, read_document, storage_errors, write_document
+from millstream.log.storage.disk import FileLock, read_document, storage_errors, write_document
 from millstream.private_files import make_folders, open_private
 from millstream.serving.access import read_token
 

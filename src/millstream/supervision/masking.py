@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from millstream.errors import NotFound
-from millstream.jobs.plan_document import FILE, read_plan
-from millstream.plan.masks import checked_masks
+from millstream.jobs.versions.plan_document import FILE, read_plan
+from millstream.plan.shown.masks import checked_masks
 from millstream.supervision.mask import SIGN, Mask
 
 KNOWN_MAX = 100_000

@@ -7,9 +7,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from millstream.jobs.app_flows import read_flows
-from millstream.jobs.executors import read_executors
-from millstream.jobs.job_progress import read_progress
+from millstream.jobs.apps.flows import read_flows
+from millstream.jobs.measuring.executors import read_executors
+from millstream.jobs.measuring.job_progress import read_progress
 from millstream.metrics.history import read_metrics
 from millstream.metrics.samples import Metrics, as_document
 from millstream.metrics.silence import LOOK_BACK_S, why_silent

@@ -18,7 +18,7 @@ from typing import Any
 
 from millstream import terminal
 from millstream.errors import InvalidInput, JobRunning, MillstreamError, NotFound
-from millstream.jobs.saved_jobs import SavedJobs
+from millstream.jobs.versions.saved_jobs import SavedJobs
 from millstream.supervision.drivers import Drivers
 from millstream.supervision.failures import ERROR, TAIL_BYTES, Failure, ending, failures_in, grouped
 from millstream.supervision.hidden_values import HiddenValues

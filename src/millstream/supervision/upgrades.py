@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any
 from millstream import terminal
 from millstream.errors import InvalidInput, JobChanged, JobRunning, MillstreamError
 from millstream.jobs.job_folder import JobDescription
-from millstream.jobs.job_progress import progress_written_at, read_progress
-from millstream.jobs.restoring import restore
-from millstream.jobs.savepoints import CODE
-from millstream.jobs.swapping import complete_swap
-from millstream.jobs.upgrading import refuse_dropped, upgraded
+from millstream.jobs.measuring.job_progress import progress_written_at, read_progress
+from millstream.jobs.versions.restoring import restore
+from millstream.jobs.versions.savepoints import CODE
+from millstream.jobs.versions.swapping import complete_swap
+from millstream.jobs.versions.upgrading import refuse_dropped, upgraded
 from millstream.records.durations import duration
 from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Desired, JobRecord, Observed

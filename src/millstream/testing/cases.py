@@ -16,8 +16,8 @@ from typing import Any
 from millstream.errors import AlreadyExists, InvalidInput
 from millstream.log import connect
 from millstream.operators.clock import Clock as StepClock
-from millstream.plan.bundles import BEGINNING, END, moment
 from millstream.plan.nodes import Node, Read
+from millstream.plan.time.bundles import BEGINNING, END, moment
 from millstream.plan.walking import in_order
 from millstream.provenance.dead import dead_record
 from millstream.provenance.history import History

@@ -71,7 +71,7 @@ def loaded_flow(
     file: str | os.PathLike[str], name: str | None, topics: Mapping[str, str], params: Mapping[str, str]
 ) -> Flow:
     """The flow of a file, built against a temporary log with these topics, if there are any."""
-    from millstream.cli.run import chosen_flow
+    from millstream.cli.job_commands.run import chosen_flow
     from millstream.log import connect
 
     with _parameters(params), tempfile.TemporaryDirectory(prefix="millstream-test-") as folder:

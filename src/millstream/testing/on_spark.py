@@ -19,8 +19,8 @@ from millstream.errors import MillstreamError
 from millstream.local import Flowing, bundle_of, flowing_of
 from millstream.operators import elementwise
 from millstream.operators.clock import Clock
-from millstream.plan.bundles import Bundle
 from millstream.plan.nodes import Node
+from millstream.plan.time.bundles import Bundle
 from millstream.spark.query.compiler import compiled, started
 from millstream.spark.query.failing_rows import FailingRows
 from millstream.spark.query.packing import ROWS, from_bytes, to_bytes

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millstream.plan.flow import Flow
-from millstream.plan.keyed import Panes
 from millstream.plan.nodes import Node, WindowedAggregate
+from millstream.plan.steps.keyed import Panes
 from millstream.reference import Bundle, Row
 
 

@@ -14,18 +14,18 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import InvalidInput
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import frame_of
 from millstream.operators.source_watermarks import SourceWatermark
 from millstream.plan.flow import Flow
-from millstream.plan.keyed import Keyed, Windowed
-from millstream.plan.needs_spark import needs_spark
 from millstream.plan.nodes import Node, Read, WithEventTime
+from millstream.plan.on_spark.needs_spark import needs_spark
+from millstream.plan.steps.keyed import Keyed, Windowed
 from millstream.plan.stream import Stream
 from millstream.plan.tables import Table
-from millstream.plan.timing import Timed, timing
+from millstream.plan.time.timing import Timed, timing
+from millstream.plan.time.watermarks import Watermark as Strategy
 from millstream.plan.walking import in_order
-from millstream.plan.watermarks import Watermark as Strategy
 from millstream.records import batch_to_rows, rows_to_batch
 from millstream.reference import BEGINNING, END, Bundle, Reference, Row, micros
 from millstream.reference.operator import timed_at

@@ -21,7 +21,7 @@ from millstream.connectors.opening import open_sink
 from millstream.connectors.source import Slice
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.log import KafkaLog
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.plan.nodes import Node
 from millstream.records import Schema
 

@@ -7,7 +7,7 @@ from typing import Any
 from starlette.requests import Request
 
 from millstream.errors import NotFound
-from millstream.jobs.plan_document import read_plan
+from millstream.jobs.versions.plan_document import read_plan
 from millstream.supervision.http import MoreRoute
 from millstream.supervision.supervisor import Supervisor
 from millstream.user_lines import what_exists

@@ -14,11 +14,11 @@ from typing import Any
 import polars as pl
 
 from millstream.local import Flowing
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET
-from millstream.plan.bundles import BEGINNING, END
-from millstream.plan.keyed import Panes
 from millstream.plan.nodes import Late, Node, WindowedAggregate
+from millstream.plan.steps.keyed import Panes
+from millstream.plan.time.bundles import BEGINNING, END
 from millstream.provenance.history import History
 from millstream.provenance.replaying import Moment, Replay
 from millstream.web_console.shown_records import plain

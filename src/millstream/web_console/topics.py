@@ -13,7 +13,7 @@ from starlette.requests import Request
 from millstream.connectors.catalog import TOPIC
 from millstream.errors import InvalidInput
 from millstream.log import Broker, TopicInfo, connect
-from millstream.log.groups import GroupPartition
+from millstream.log.agreement.groups import GroupPartition
 from millstream.records import codec
 from millstream.serving.tables import Tables
 from millstream.supervision.http import MoreRoute, number_of

@@ -22,7 +22,7 @@ from millstream.connectors.files.drafts import Drafting
 from millstream.connectors.files.sink import FilesSink
 from millstream.connectors.opening import open_sink
 from millstream.errors import InvalidPlan, SinkFailed, SinkUnavailable
-from millstream.plan.partition_folders import folder_name, folder_values
+from millstream.plan.steps.partition_folders import folder_name, folder_values
 from millstream.records import Schema
 
 BIDS = "price int, dt string, hm string"

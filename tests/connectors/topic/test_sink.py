@@ -9,7 +9,7 @@ from millstream.connectors.opening import open_sink
 from millstream.connectors.topic.records import producer_name
 from millstream.errors import InvalidSchema, InvalidSetting, ProducerFenced, SinkUnavailable, StorageError
 from millstream.log import EmbeddedLog
-from millstream.log.disk import Disk
+from millstream.log.storage.disk import Disk
 from millstream.records import Schema
 
 A, B = {"team": "a", "score": 1}, {"team": "b", "score": 2}

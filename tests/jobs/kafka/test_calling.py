@@ -13,7 +13,7 @@ import millstream as ms
 from answering import answering
 from jobs.support import CAUGHT_UP, read
 from millstream.errors import AskFailed, AskTimedOut
-from millstream.jobs.ask_topics import RETENTION
+from millstream.jobs.asked.ask_topics import RETENTION
 from millstream.log.kafka.log import KafkaLog
 from times import t
 

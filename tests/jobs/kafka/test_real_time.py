@@ -26,11 +26,11 @@ from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, InvalidSetting, JobChanged, RecordFailed, SparkFailed
 from millstream.jobs import real_time
 from millstream.jobs import starting_spark as workers
-from millstream.jobs.display import Display
 from millstream.jobs.job_folder import JobFolder
 from millstream.jobs.modes import refuse_after_real_time
 from millstream.jobs.real_time import CHECKPOINT, _translated
 from millstream.jobs.real_time_plan import real_time_plan
+from millstream.jobs.shown.display import Display
 from millstream.jobs.stop_request import StopRequest
 from millstream.log.kafka.address import KafkaAddress
 from millstream.plan.run_settings import Settings

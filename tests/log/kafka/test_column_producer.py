@@ -18,10 +18,10 @@ from connectors.kafka.support import made
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidRecord
 from millstream.log import connect
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka import column_producer, handle
 from millstream.log.kafka.column_producer import Answers, ColumnProducer, Outgoing, addresses_of, new_tag
-from millstream.log.layout import HEADERS, TIMESTAMP
+from millstream.log.storage.layout import HEADERS, TIMESTAMP
 from waiting import until
 
 from .support import all_of, filled, new

@@ -22,7 +22,7 @@ from connectors.kafka.raw import Record, put
 from connectors.kafka.support import Transactions, cut_before, made, send
 from kafka_cluster import KafkaCluster
 from millstream.connectors.kafka.reader import FETCHING
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka import columns, handle, librdkafka, loops, received
 from millstream.log.kafka.column_client import ColumnConsumer, ObjectConsumer, column_consumer
 from millstream.log.kafka.received import ALL, Event, Received, Wanted

@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.batches import Batch
-from millstream.log.groups import TopicPartition
 from millstream.log.kafka.decoding import ParsedBatch, to_batch
 from millstream.log.kafka.received import Received
 from millstream.records import Schema

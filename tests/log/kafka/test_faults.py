@@ -27,7 +27,7 @@ from millstream.errors import (
     TransactionAborted,
     UnknownTopic,
 )
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka import groups
 from millstream.log.kafka.column_producer import Answers, Note, Outgoing
 from millstream.log.kafka.group_member import KafkaMember

@@ -20,11 +20,11 @@ import millstream as ms
 from millstream.cli.app import app
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, TopicMoved
 from millstream.jobs.job_folder import BEFORE_MOVE, JobDescription, JobFolder
-from millstream.jobs.move_to_kafka import move
+from millstream.jobs.results.move_to_kafka import move
 from millstream.log import EmbeddedLog
-from millstream.log.disk import write_document
 from millstream.log.kafka.log import KafkaLog
 from millstream.log.moving import move_topic
+from millstream.log.storage.disk import write_document
 
 SCHEMA = "user string, score int"
 

@@ -24,7 +24,7 @@ from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.errors import NoAccess
 from millstream.log import connect
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.column_client import ColumnConsumer, column_consumer
 from millstream.log.kafka.column_producer import ColumnProducer, column_producer
 from millstream.log.kafka.group_client import GroupConsumer

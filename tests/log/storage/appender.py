@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from millstream.log.disk import Disk
-from millstream.log.frame import draft
-from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
-from millstream.log.partition import Partition
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.frame import draft
+from millstream.log.storage.layout import HEADERS, TIMESTAMP, stored_schema
+from millstream.log.storage.partition import Partition
 
 
 def main(folder: str, name: str, count: str, sync: str, segment_bytes: str) -> None:

@@ -24,18 +24,18 @@ from crc32c import crc32c
 
 from millstream.errors import MillstreamError
 from millstream.log import EmbeddedLog
-from millstream.log.aborted import ENTRY as ABORTED
 from millstream.log.batches import Batch
-from millstream.log.compaction import compact
-from millstream.log.disk import Disk
-from millstream.log.frame import HEADER, HEADER_BYTES, draft
-from millstream.log.index import ENTRY as INDEXED
-from millstream.log.layout import stored_schema
-from millstream.log.mark import SLOT_BYTES
-from millstream.log.partition import Partition
-from millstream.log.reader import PartitionReader, newest_timestamp, offset_at_time
-from millstream.log.repair import repair
-from millstream.log.segment import PREFIX
+from millstream.log.storage.aborted import ENTRY as ABORTED
+from millstream.log.storage.compaction import compact
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.frame import HEADER, HEADER_BYTES, draft
+from millstream.log.storage.index import ENTRY as INDEXED
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.mark import SLOT_BYTES
+from millstream.log.storage.partition import Partition
+from millstream.log.storage.reader import PartitionReader, newest_timestamp, offset_at_time
+from millstream.log.storage.repair import repair
+from millstream.log.storage.segment import PREFIX
 from millstream.records import Schema
 
 SCHEMA = Schema.of("name string, scores array<int>, tags map<string, double>, at timestamp, inner struct<text: string>")

@@ -18,13 +18,13 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.log import partition as partitions
-from millstream.log.disk import Disk
-from millstream.log.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft
-from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
-from millstream.log.mark import Mark, MarkFile
-from millstream.log.partition import Partition
-from millstream.log.reader import PartitionReader
+from millstream.log.storage import partition as partitions
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.frame import NO_TIMESTAMP, TRANSACTIONAL, Draft, draft
+from millstream.log.storage.layout import HEADERS, TIMESTAMP, stored_schema
+from millstream.log.storage.mark import Mark, MarkFile
+from millstream.log.storage.partition import Partition
+from millstream.log.storage.reader import PartitionReader
 
 SCHEMA = stored_schema(None)
 TINY = 4096

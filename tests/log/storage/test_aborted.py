@@ -5,8 +5,8 @@ import threading
 import pytest
 
 from millstream.errors import DamagedLog
-from millstream.log.aborted import ENTRY, AbortedTransactions
-from millstream.log.disk import Disk
+from millstream.log.storage.aborted import ENTRY, AbortedTransactions
+from millstream.log.storage.disk import Disk
 
 from .support import flip, frame, opened, transactional, values_of
 

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from folders import MEMORY
-from millstream.log.compaction import compact
-from millstream.log.layout import stored_schema
-from millstream.log.reader import PartitionReader, offset_at_time
-from millstream.log.retention import delete_old, delete_replaced
+from millstream.log.storage.compaction import compact
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.reader import PartitionReader, offset_at_time
+from millstream.log.storage.retention import delete_old, delete_replaced
+from millstream.log.storage.upkeep import clean_partition
 from millstream.log.topics import TopicSettings
-from millstream.log.upkeep import clean_partition
 from millstream.records import Schema
 from properties import examples
 

@@ -25,17 +25,17 @@ from crc32c import crc32c
 
 from folders import MEMORY
 from millstream.errors import DamagedLog, MillstreamError
-from millstream.log import partition as partitions
-from millstream.log.aborted import AbortedTransactions
-from millstream.log.disk import Disk, FileLock, sync_folder, write_document
-from millstream.log.frame import Draft, draft
-from millstream.log.layout import stored_schema
-from millstream.log.mark import FrameBoundary, Mark, MarkFile
-from millstream.log.partition import Partition
-from millstream.log.reader import PartitionReader
-from millstream.log.repair import repair
-from millstream.log.segment import PREFIX, SegmentName, header_bytes
-from millstream.log.validity import BatchReader, Malformed
+from millstream.log.storage import partition as partitions
+from millstream.log.storage.aborted import AbortedTransactions
+from millstream.log.storage.disk import Disk, FileLock, sync_folder, write_document
+from millstream.log.storage.frame import Draft, draft
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.mark import FrameBoundary, Mark, MarkFile
+from millstream.log.storage.partition import Partition
+from millstream.log.storage.reader import PartitionReader
+from millstream.log.storage.repair import repair
+from millstream.log.storage.segment import PREFIX, SegmentName, header_bytes
+from millstream.log.storage.validity import BatchReader, Malformed
 from millstream.records import Schema
 
 from .support import SCHEMA, TINY, batch, frame

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from millstream.errors import DamagedLog, UnsupportedFormat
-from millstream.log.reader import PartitionReader, offset_at_time
+from millstream.log.storage.reader import PartitionReader, offset_at_time
 
 from .support import flip, frame, layout, opened, read_all, records_of, segments, transactional
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import DiskFull, NoAccess, NotALog, StorageError
-from millstream.log import partition as partitions
-from millstream.log.disk import Disk, FileLock, read_document, storage_error, storage_errors, write_document
-from millstream.log.retention import delete_old
+from millstream.log.storage import partition as partitions
+from millstream.log.storage.disk import Disk, FileLock, read_document, storage_error, storage_errors, write_document
+from millstream.log.storage.retention import delete_old
 
 from .support import SCHEMA, frame, opened, segments
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import DiskFull
-from millstream.log.compaction import compact
-from millstream.log.retention import delete_old
+from millstream.log.storage.compaction import compact
+from millstream.log.storage.retention import delete_old
 from small_disk import fill as fill_disk
 from small_disk import mounted
 

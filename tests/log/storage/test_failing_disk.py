@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millstream.errors import DiskFull, NoAccess, StorageError
-from millstream.log.disk import Disk
+from millstream.log.storage.disk import Disk
 
 from .support import TINY, FailingDisk, batch, copied, frame, made, opened, read_mark, transactional, values_of
 

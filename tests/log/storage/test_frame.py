@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millstream.log import frame
-from millstream.log.frame import ALIGNMENT, HEADER_BYTES, Header, header_at, is_intact, marker, parts, skip
-from millstream.log.layout import completed
+from millstream.log.storage import frame
+from millstream.log.storage.frame import ALIGNMENT, HEADER_BYTES, Header, header_at, is_intact, marker, parts, skip
+from millstream.log.storage.layout import completed
 
 from .support import SCHEMA, batch, made
 

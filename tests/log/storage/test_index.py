@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import DiskFull
-from millstream.log.index import ENTRY, DamagedIndex, Entry, Index, pack
-from millstream.log.reader import PartitionReader, offset_at_time
-from millstream.log.retention import _newest_active
-from millstream.log.segment import Segment, SegmentName, rebuild_index
+from millstream.log.storage.index import ENTRY, DamagedIndex, Entry, Index, pack
+from millstream.log.storage.reader import PartitionReader, offset_at_time
+from millstream.log.storage.retention import _newest_active
+from millstream.log.storage.segment import Segment, SegmentName, rebuild_index
 
 from .support import FailingDisk, flip, frame, opened, records_of, segments, values_of
 

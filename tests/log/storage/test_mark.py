@@ -7,8 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import DamagedLog, TransactionAborted
-from millstream.log.disk import Disk
-from millstream.log.mark import BOOT, OPEN_TRANSACTIONS_MAX, SLOT_BYTES, FrameBoundary, Mark, MarkFile, OpenTransaction
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.mark import (
+    BOOT,
+    OPEN_TRANSACTIONS_MAX,
+    SLOT_BYTES,
+    FrameBoundary,
+    Mark,
+    MarkFile,
+    OpenTransaction,
+)
 
 from .support import flip, frame, opened, transactional, values_of
 

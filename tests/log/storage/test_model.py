@@ -25,11 +25,11 @@ from hypothesis.stateful import (
 
 from folders import MEMORY
 from millstream.errors import OffsetLost
-from millstream.log.compaction import compact
-from millstream.log.frame import TRANSACTIONAL
-from millstream.log.layout import stored_schema
-from millstream.log.reader import PartitionReader, offset_at_time
-from millstream.log.retention import delete_old, delete_replaced
+from millstream.log.storage.compaction import compact
+from millstream.log.storage.frame import TRANSACTIONAL
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.reader import PartitionReader, offset_at_time
+from millstream.log.storage.retention import delete_old, delete_replaced
 from millstream.records import Schema
 from properties import examples
 

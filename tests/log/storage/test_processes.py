@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from millstream.log.reader import PartitionReader
+from millstream.log.storage.reader import PartitionReader
 
 from .support import drain, frame, keyed, opened, read_all, records_of, segments, values_of
 

@@ -6,13 +6,13 @@ import threading
 import pytest
 
 from millstream.errors import OffsetLost, StorageError, UnknownTopic
-from millstream.log.compaction import compact
-from millstream.log.disk import Disk
-from millstream.log.frame import parts
-from millstream.log.layout import stored_schema
-from millstream.log.partition import Partition
-from millstream.log.reader import PartitionReader, offset_at_time
-from millstream.log.retention import delete_old
+from millstream.log.storage.compaction import compact
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.frame import parts
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.partition import Partition
+from millstream.log.storage.reader import PartitionReader, offset_at_time
+from millstream.log.storage.retention import delete_old
 from millstream.records import Schema
 
 from .support import (

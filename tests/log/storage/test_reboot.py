@@ -6,8 +6,8 @@ Method: the mark is given another boot id, and what lies above the synced place 
 import pytest
 
 from millstream.errors import DamagedLog, OffsetLost
-from millstream.log.mark import BOOT
-from millstream.log.retention import delete_old
+from millstream.log.storage.mark import BOOT
+from millstream.log.storage.retention import delete_old
 
 from .support import (
     copied,

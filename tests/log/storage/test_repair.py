@@ -5,11 +5,11 @@ import random
 import pytest
 
 from millstream.errors import DamagedLog
-from millstream.log.compaction import compact
-from millstream.log.disk import Disk
-from millstream.log.layout import stored_schema
-from millstream.log.mark import SLOT_BYTES
-from millstream.log.repair import repair
+from millstream.log.storage.compaction import compact
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.mark import SLOT_BYTES
+from millstream.log.storage.repair import repair
 from millstream.records import Schema
 
 from .support import (

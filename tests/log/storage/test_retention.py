@@ -5,9 +5,9 @@ from datetime import timedelta
 import pytest
 
 from millstream.errors import OffsetLost
-from millstream.log.retention import delete_old
+from millstream.log.storage.retention import delete_old
+from millstream.log.storage.upkeep import clean_partition
 from millstream.log.topics import TopicSettings
-from millstream.log.upkeep import clean_partition
 
 from .support import frame, opened, read_all, rebooted, segments, transactional, values_of
 

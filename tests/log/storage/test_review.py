@@ -15,11 +15,11 @@ import pytest
 
 from millstream.errors import DamagedLog, InvalidInput, InvalidRecord, InvalidSetting, UnknownTopic
 from millstream.log import EmbeddedLog
-from millstream.log.compaction import compact
-from millstream.log.disk import Disk
 from millstream.log.embedded import folder as log_folder
-from millstream.log.mark import MarkFile
-from millstream.log.upkeep import Upkeep
+from millstream.log.storage.compaction import compact
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.mark import MarkFile
+from millstream.log.storage.upkeep import Upkeep
 
 from .support import OTHER_BOOT, frame, keyed, opened, read_all, segments
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.errors import DamagedLog, UnsupportedFormat
-from millstream.log import segment
-from millstream.log.disk import Disk
-from millstream.log.layout import stored_schema
-from millstream.log.segment import Segment, SegmentName, segment_names
+from millstream.log.storage import segment
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.segment import Segment, SegmentName, segment_names
 from millstream.records import Schema
 
 from .support import SCHEMA, batch, flip, frame, header_size, layout, made, opened, segments, values_of

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from folders import MEMORY
 from millstream.errors import DamagedLog, TransactionAborted
-from millstream.log.mark import OPEN_TRANSACTIONS_MAX
-from millstream.log.reader import PartitionReader
+from millstream.log.storage.mark import OPEN_TRANSACTIONS_MAX
+from millstream.log.storage.reader import PartitionReader
 from properties import examples
 
 from .support import (

@@ -8,10 +8,10 @@ import pytest
 
 import millstream as ms
 from millstream.errors import InvalidPattern, InvalidPlan
-from millstream.plan.bundles import BEGINNING
 from millstream.plan.patterns.rule_text import RuleInput, rule_of
 from millstream.plan.patterns.rule_versions import revised
-from millstream.plan.versions import Change, Version, next_change
+from millstream.plan.stored.versions import Change, Version, next_change
+from millstream.plan.time.bundles import BEGINNING
 from millstream.records import Schema
 
 EVENTS = "key string, n int, at timestamp"

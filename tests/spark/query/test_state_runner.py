@@ -14,7 +14,7 @@ import pytest
 import millstream as ms
 from jobs.support import per_user, scores
 from millstream.errors import DamagedState
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.stateful import SENT
 from millstream.spark.query.packing import from_bytes
 from millstream.spark.query.physical_plan import PhysicalPlan, labels

@@ -13,7 +13,7 @@ import millstream as ms
 from jobs.support import read, row
 from millstream.calling import Client, Rows
 from millstream.errors import NotFound
-from millstream.jobs.executors import read_executors
+from millstream.jobs.measuring.executors import read_executors
 from millstream.log import EmbeddedLog
 from spark_cluster import HOST, START_S_MAX, SparkCluster
 from waiting import until

@@ -18,8 +18,8 @@ from millstream.connectors.file_ledger import FileLedger
 from millstream.connectors.sink import Sink
 from millstream.errors import InvalidPlan
 from millstream.log import Broker
-from millstream.plan.flat_columns import flat_columns
 from millstream.plan.nodes import Write
+from millstream.plan.steps.flat_columns import flat_columns
 from millstream.postgres_address import is_ambiguous, scheme_of, without_password
 from millstream.records import Schema
 from millstream.secrets import Secret

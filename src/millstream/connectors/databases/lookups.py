@@ -17,7 +17,7 @@ from millstream.connectors.catalog import Remembered
 from millstream.connectors.databases import postgres, sqlite
 from millstream.connectors.lookups import Key, Row, TableUnavailable, TypedRow
 from millstream.errors import InvalidInput, MillstreamError
-from millstream.plan.flat_columns import flat_columns
+from millstream.plan.steps.flat_columns import flat_columns
 from millstream.postgres_address import is_ambiguous, secrets_of, without_password
 from millstream.records import Schema, codec
 from millstream.records.texts import text_leaf

@@ -15,7 +15,7 @@ from millstream.connectors.flat_rows import check_json, flat_arrays
 from millstream.connectors.refusals import kept, narrowed
 from millstream.connectors.weights import WEIGHT, one_batch
 from millstream.errors import InvalidSchema
-from millstream.plan.flat_columns import FlatColumn, flat_columns
+from millstream.plan.steps.flat_columns import FlatColumn, flat_columns
 from millstream.records import Schema, align
 
 LEDGER = "_millstream_batches"

@@ -31,7 +31,7 @@ from millstream.connectors.refusals import unfit
 from millstream.connectors.sink import Prepared, TwoPhaseSink
 from millstream.errors import InvalidInput, SinkFailed, SinkUnavailable
 from millstream.log import Broker
-from millstream.log.disk import read_document, write_document
+from millstream.log.storage.disk import read_document, write_document
 from millstream.plan.nodes import Write
 from millstream.postgres_address import without_password
 from millstream.records import Schema

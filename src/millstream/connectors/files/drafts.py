@@ -24,7 +24,7 @@ from millstream.connectors.flat_rows import flat_rows
 from millstream.connectors.refusals import AS_TEXT, kept, unfit, without
 from millstream.connectors.sink import Prepared, Preparer
 from millstream.connectors.weights import aligned, one_batch, with_weights
-from millstream.plan.partition_folders import NAME_BYTES_MAX
+from millstream.plan.steps.partition_folders import NAME_BYTES_MAX
 from millstream.records import Schema, align, codec
 
 WRITING = min(4, os.cpu_count() or 1)

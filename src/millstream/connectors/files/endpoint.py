@@ -18,8 +18,8 @@ from millstream.connectors.sink import Sink
 from millstream.connectors.source import Source
 from millstream.errors import InvalidPlan
 from millstream.log import Broker
-from millstream.plan.flat_columns import flat_columns
-from millstream.plan.partition_folders import check_partitions, partition_names
+from millstream.plan.steps.flat_columns import flat_columns
+from millstream.plan.steps.partition_folders import check_partitions, partition_names
 from millstream.private_files import make_folders
 from millstream.records import Schema
 from millstream.records.sizes import size_bytes

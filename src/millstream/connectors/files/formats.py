@@ -26,7 +26,7 @@ from millstream.connectors.files.bounds import FileBounds, Unreadable
 from millstream.connectors.files.lines import CHUNK_LINES, DAMAGE, Line, chunks, csv_records, lines, opened
 from millstream.connectors.files.parquet_pages import ROWS_MAX, group_batches, invalid_rows, parquet_file
 from millstream.errors import InvalidInput, InvalidSchema
-from millstream.plan.partition_folders import folder_value
+from millstream.plan.steps.partition_folders import folder_value
 from millstream.records import Codec, Schema, align, can_evolve, codec
 from millstream.records.bounds import CHUNK_BYTES
 from millstream.records.codecs.csv import header_names, name_given_twice

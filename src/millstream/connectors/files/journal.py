@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from millstream.errors import DamagedLog
-from millstream.log.disk import storage_errors, sync_folder
+from millstream.log.storage.disk import storage_errors, sync_folder
 from millstream.private_files import open_alike, open_private
 
 

@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from millstream.connectors.files.bounds import Unreadable
 from millstream.connectors.source import SLAB_ROWS
-from millstream.log.validity import is_ascii
+from millstream.log.storage.validity import is_ascii
 from millstream.records.bounds import size_text
 
 BATCH_BYTES = 128 << 20  # of rows read at once

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from millstream.plan.partition_folders import folder_name
+from millstream.plan.steps.partition_folders import folder_name
 from millstream.records.texts import to_texts
 
 ROW = "row"

@@ -14,7 +14,7 @@ from millstream.connectors.files.journal import Entry
 from millstream.connectors.files.source import PARTITION, ROW_BITS, FilesSource, is_below_hidden, is_hidden
 from millstream.connectors.source import Slice
 from millstream.errors import InvalidInput, MillstreamError, NotFound, SourceUnavailable
-from millstream.plan.partition_folders import is_folder_name
+from millstream.plan.steps.partition_folders import is_folder_name
 from millstream.remote_folders import FOR_GOOD, RemoteFolder, error_text
 from millstream.secrets import shown_address
 

@@ -26,8 +26,8 @@ from millstream.connectors.flat_rows import check_json
 from millstream.connectors.refusals import Refuse, stop
 from millstream.connectors.sink import DRIVER_SHARD, Prepared, TwoPhaseSink
 from millstream.errors import InvalidInput, SinkFailed, SinkUnavailable
-from millstream.log.disk import sync_folder
-from millstream.plan.partition_folders import NAME_BYTES_MAX
+from millstream.log.storage.disk import sync_folder
+from millstream.plan.steps.partition_folders import NAME_BYTES_MAX
 
 if TYPE_CHECKING:
     from millstream.connectors.connector import Writing

@@ -24,8 +24,8 @@ from millstream.connectors.files.formats import Part, parts_of, row_groups
 from millstream.connectors.files.journal import Entry, Journal
 from millstream.connectors.source import Offsets, Slab, Slice, Source, balanced
 from millstream.errors import InvalidInput, NotFound
-from millstream.log.disk import storage_errors
-from millstream.plan.partition_folders import folder_values, is_folder_name
+from millstream.log.storage.disk import storage_errors
+from millstream.plan.steps.partition_folders import folder_values, is_folder_name
 from millstream.records import Failure, Schema
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream.errors import KafkaUnavailable
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.clients import PASSING, REFUSED_SECONDS, Clients
 from millstream.log.kafka.failures import translated, translated_errors
 from millstream.log.kafka.received import ALL, Event, Received, Wanted

@@ -21,14 +21,14 @@ from millstream.connectors.kafka.schema_registry import Registry, registry_codec
 from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, Source, cut, fair_shares
 from millstream.connectors.topic.columns import Chunk, Columns, DecodedColumns, is_metadata
 from millstream.errors import KafkaUnavailable, OffsetLost, UnknownTopic
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import Clients
 from millstream.log.kafka.messages import BAD_HEADER, TIME_MS_MAX, nearest_us
 from millstream.log.kafka.received import Received, Wanted
 from millstream.log.kafka.topics import described, offsets
-from millstream.log.layout import HEADERS, TIMESTAMP, stored_schema
-from millstream.log.reader import Fetch
+from millstream.log.storage.layout import HEADERS, TIMESTAMP, stored_schema
+from millstream.log.storage.reader import Fetch
 from millstream.records import Schema, codec
 
 SLAB_BYTES = 16 << 20

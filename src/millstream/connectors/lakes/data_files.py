@@ -23,7 +23,7 @@ from millstream.connectors.lakes.store import NewFile, Places, Storage
 from millstream.connectors.refusals import is_time_without_text, kept, unfit, without
 from millstream.connectors.sink import Prepared, Preparer
 from millstream.connectors.weights import WEIGHT, one_batch
-from millstream.plan.partition_folders import folder_name
+from millstream.plan.steps.partition_folders import folder_name
 from millstream.records import Schema, align
 from millstream.records.texts import to_texts
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from millstream.connectors.lakes.library import deltalake_module
 from millstream.connectors.lakes.store import Conflict, NewFile, Places, Run, Storage, Store, StoredFile
 from millstream.errors import InvalidSchema
-from millstream.plan.partition_folders import folder_value
+from millstream.plan.steps.partition_folders import folder_value
 from millstream.records import Schema, align
 from millstream.secrets import Secret, concealed, revealed, shown_address
 

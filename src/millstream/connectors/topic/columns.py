@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from millstream.connectors.dead_letters import Origin, dead_letter_table, nullable, without_missing
 from millstream.connectors.source import Slab
 from millstream.errors import InvalidInput
-from millstream.log.layout import HEADERS, TIMESTAMP, no_values
-from millstream.log.reader import Fetch
+from millstream.log.storage.layout import HEADERS, TIMESTAMP, no_values
+from millstream.log.storage.reader import Fetch
 from millstream.records import Codec, Schema, align, can_evolve, codec
 from millstream.records.codecs import BytesCodec
 

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from millstream.connectors import arguments
 from millstream.connectors.refusals import Test, is_time_without_text
 from millstream.errors import InvalidPlan
-from millstream.log.layout import HEADERS, TIMESTAMP
+from millstream.log.storage.layout import HEADERS, TIMESTAMP
 from millstream.plan.endpoints import VALUE_FORMATS
 from millstream.records import Codec, Schema, codec
 from millstream.records.ddl import format_type

@@ -20,9 +20,9 @@ from millstream.connectors.topic.names import TopicNames
 from millstream.connectors.topic.source import TopicSource
 from millstream.errors import DamagedState, OffsetLost, UnknownTopic
 from millstream.log import Broker, EmbeddedLog, open_embedded
-from millstream.log.disk import read_document, write_document
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.log import KafkaLog
+from millstream.log.storage.disk import read_document, write_document
 from millstream.private_files import make_folders
 from millstream.records import Schema
 

@@ -12,8 +12,8 @@ from millstream.connectors.topic.record_format import Extras, RecordFormat
 from millstream.connectors.topic.records import PLAIN, RecordsSink, Rows, as_texts
 from millstream.errors import MillstreamError
 from millstream.log import EmbeddedLog, Producer
+from millstream.log.agreement.ledger import Ledger, send_keyed
 from millstream.log.buffer import BatchReceipt
-from millstream.log.ledger import Ledger, send_keyed
 from millstream.records import Codec, Schema
 
 BATCH_ROWS = 1 << 18  # a frame of the log is held in memory

@@ -13,10 +13,10 @@ from millstream.connectors.source import SLAB_ROWS, Offsets, Slab, Slice, Source
 from millstream.connectors.topic.columns import Chunk, columns_of
 from millstream.errors import InvalidInput, OffsetLost, UnknownTopic
 from millstream.log import EmbeddedLog, open_embedded
+from millstream.log.agreement.wakeup import Wakeup
 from millstream.log.embedded import Topic
-from millstream.log.partition import Partition
-from millstream.log.reader import Fetch, PartitionReader
-from millstream.log.wakeup import Wakeup
+from millstream.log.storage.partition import Partition
+from millstream.log.storage.reader import Fetch, PartitionReader
 from millstream.records import Schema
 
 logger = terminal.logger(__name__)

@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from millstream.errors import OffsetLost, TransactionAborted
+from millstream.log.agreement.groups import CHECK_SECONDS, TopicPartition
+from millstream.log.agreement.liveness import Participant, is_alive
+from millstream.log.agreement.transactions import Included
+from millstream.log.agreement.wakeup import Wakeup
 from millstream.log.batches import Batch, Record
-from millstream.log.disk import FileLock
-from millstream.log.groups import CHECK_SECONDS, TopicPartition
-from millstream.log.liveness import Participant, is_alive
 from millstream.log.ports import Claim, Delivery
 from millstream.log.producer import Producer
 from millstream.log.queues import Message, QueueSettings, dead_letter, expired
-from millstream.log.reader import PartitionReader
-from millstream.log.transactions import Included
-from millstream.log.wakeup import Wakeup
+from millstream.log.storage.disk import FileLock
+from millstream.log.storage.reader import PartitionReader
 from millstream.records import codec
 
 if TYPE_CHECKING:

@@ -9,16 +9,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from millstream.errors import OffsetLost
+from millstream.log.agreement.groups import CHECK_SECONDS, TopicPartition
+from millstream.log.agreement.wakeup import Wakeup
 from millstream.log.batches import Batch
 from millstream.log.buffer import microseconds
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.embedded.times import offsets_at, time_reached
-from millstream.log.groups import CHECK_SECONDS, TopicPartition
 from millstream.log.offers import Offering
-from millstream.log.partition import Partition
 from millstream.log.ports import Bound
-from millstream.log.reader import Fetch, PartitionReader, offset_at_time
-from millstream.log.wakeup import Wakeup
+from millstream.log.storage.partition import Partition
+from millstream.log.storage.reader import Fetch, PartitionReader, offset_at_time
 
 if TYPE_CHECKING:
     from millstream.log.embedded.log import EmbeddedLog

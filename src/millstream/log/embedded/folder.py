@@ -12,7 +12,7 @@ from pathlib import Path
 from millstream.errors import NotALog
 from millstream.log import access
 from millstream.log.description import DESCRIPTION, FOLDERS, FORMAT, PARTICIPANTS, log_description
-from millstream.log.disk import FileLock, storage_errors, write_document
+from millstream.log.storage.disk import FileLock, storage_errors, write_document
 from millstream.private_files import make_folder
 
 LEFTOVER_SECONDS = 60.0

@@ -6,8 +6,8 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from millstream.log.agreement.groups import Membership, TopicPartition, begin_group, committed_offsets
 from millstream.log.consumer_settings import ConsumerSettings
-from millstream.log.groups import Membership, TopicPartition, begin_group, committed_offsets
 from millstream.log.ports import Commit, Release
 
 if TYPE_CHECKING:

@@ -22,20 +22,19 @@ from millstream.errors import (
     StorageError,
     UnknownTopic,
 )
-from millstream.log import groups
-from millstream.log import partition as partitions
-from millstream.log.archive import prepare_archive
+from millstream.log.agreement import groups
+from millstream.log.agreement.coordinator import Coordinator
+from millstream.log.agreement.groups import GroupInfo, Membership, TopicPartition
+from millstream.log.agreement.transactions import NamedProducer, end_abandoned
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer
 from millstream.log.consumer_settings import ConsumerSettings
-from millstream.log.coordinator import Coordinator
 from millstream.log.description import (
     MOVED_TO,
     TOPIC,
     damaged,
     topic_description,
 )
-from millstream.log.disk import Disk, FileLock, storage_errors, sync_folder, write_document
 from millstream.log.embedded import queues
 from millstream.log.embedded.deliveries import EmbeddedDeliveries
 from millstream.log.embedded.fetching import EmbeddedFetching
@@ -46,21 +45,22 @@ from millstream.log.embedded.storing import EmbeddedStorage
 from millstream.log.embedded.switch_file import SWITCHES, SwitchFile
 from millstream.log.embedded.times import offsets_at, time_reached
 from millstream.log.embedded.topic import Topic, truncation_of
-from millstream.log.groups import GroupInfo, Membership, TopicPartition
-from millstream.log.layout import stored_schema
 from millstream.log.open_clients import Parts
-from millstream.log.partition import LOCK, UPKEEP_LOCK, Partition
 from millstream.log.ports import Acks, Assignee, Sender
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo, QueueSettings
-from millstream.log.reader import offset_at_time, records_between
-from millstream.log.repair import Repaired, repair
-from millstream.log.segment import segment_names
 from millstream.log.start_positions import Start
+from millstream.log.storage import partition as partitions
+from millstream.log.storage.archive import prepare_archive
+from millstream.log.storage.disk import Disk, FileLock, storage_errors, sync_folder, write_document
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.partition import LOCK, UPKEEP_LOCK, Partition
+from millstream.log.storage.reader import offset_at_time, records_between
+from millstream.log.storage.repair import Repaired, repair
+from millstream.log.storage.segment import segment_names
+from millstream.log.storage.upkeep import Upkeep
 from millstream.log.switches import Switching
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, check_embedded, checked_name, topic_names
-from millstream.log.transactions import NamedProducer, end_abandoned
-from millstream.log.upkeep import Upkeep
 from millstream.private_files import make_folder
 
 COORDINATOR = "coordinator.sqlite"

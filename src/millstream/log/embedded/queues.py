@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from millstream.errors import DamagedLog, InvalidInput, MillstreamError
-from millstream.log.coordinator import Coordinator
-from millstream.log.liveness import is_alive
+from millstream.log.agreement.coordinator import Coordinator
+from millstream.log.agreement.liveness import is_alive
 from millstream.log.queues import QueueInfo, QueueSettings, already_exists, in_use, prepared, unknown
 from millstream.log.topics import checked_name
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from millstream.log.coordinator import Coordinator
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.coordinator import Coordinator
+from millstream.log.agreement.groups import TopicPartition
 
 OF_QUEUES = "partition = :partition AND queue IN (SELECT name FROM queues WHERE topic = :topic)"
 

@@ -11,14 +11,14 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import MillstreamError
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.buffer import Chunk, PartitionWork
 from millstream.log.channel import Placed
-from millstream.log.disk import SharedLock
 from millstream.log.embedded.topic import Topic
-from millstream.log.frame import TRANSACTIONAL, Draft, parts, timed_draft
-from millstream.log.groups import TopicPartition
-from millstream.log.partition import RETRIES_LOCK, Partition
 from millstream.log.ports import Acks, Sender
+from millstream.log.storage.disk import SharedLock
+from millstream.log.storage.frame import TRANSACTIONAL, Draft, parts, timed_draft
+from millstream.log.storage.partition import RETRIES_LOCK, Partition
 
 if TYPE_CHECKING:
     from millstream.log.embedded.log import EmbeddedLog

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from millstream.errors import DamagedLog, InvalidName
-from millstream.log.disk import read_document, storage_errors, write_document
+from millstream.log.storage.disk import read_document, storage_errors, write_document
 from millstream.log.switches import Switch, Switches
 
 SWITCHES = "switches.json"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millstream.log.partition import Partition
-from millstream.log.reader import PartitionReader, newest_timestamp, offset_at_time
+from millstream.log.storage.partition import Partition
+from millstream.log.storage.reader import PartitionReader, newest_timestamp, offset_at_time
 
 
 def offsets_at(partitions: Iterable[Partition], time_us: int | None) -> dict[int, int]:

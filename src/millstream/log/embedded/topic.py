@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from millstream.errors import UnknownPartition, UnknownTopic
-from millstream.log.archive import Archive, open_archive
-from millstream.log.disk import Disk
-from millstream.log.layout import stored_schema
-from millstream.log.partition import Partition
+from millstream.log.storage.archive import Archive, open_archive
+from millstream.log.storage.disk import Disk
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.partition import Partition
 from millstream.log.topics import TopicSettings
 
 

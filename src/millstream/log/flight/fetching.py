@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from millstream.errors import OffsetLost
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.batches import Batch
 from millstream.log.buffer import microseconds
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.flight.protocol import WAIT_SECONDS_MAX, decoded, offsets_in, offsets_out
-from millstream.log.groups import TopicPartition
 from millstream.log.offers import Offering
 from millstream.log.ports import Bound
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.consumer_settings import ConsumerSettings
 from millstream.log.flight.client import Connection
 from millstream.log.flight.protocol import offsets_in, offsets_out, places_in, places_out
 from millstream.log.flight.storing import unsupported
-from millstream.log.groups import TopicPartition
 from millstream.log.ports import Commit, Release
 
 

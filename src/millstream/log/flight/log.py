@@ -13,6 +13,7 @@ from typing import Any, Self
 import pyarrow as pa
 
 from millstream.errors import ClosedError
+from millstream.log.agreement.groups import GroupInfo, TopicPartition
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer
 from millstream.log.consumer_settings import ConsumerSettings
@@ -21,14 +22,13 @@ from millstream.log.flight.fetching import FlightFetching
 from millstream.log.flight.group_member import FlightMember
 from millstream.log.flight.protocol import offsets_in
 from millstream.log.flight.storing import FlightStorage, unsupported
-from millstream.log.groups import GroupInfo, TopicPartition
-from millstream.log.layout import stored_schema
 from millstream.log.open_clients import Parts
 from millstream.log.ports import Acks, Assignee, Sender
 from millstream.log.producer import Producer
 from millstream.log.queues import Queue, QueueInfo
-from millstream.log.repair import Repaired
 from millstream.log.start_positions import Start
+from millstream.log.storage.layout import stored_schema
+from millstream.log.storage.repair import Repaired
 from millstream.log.switches import At, Switch, Switches
 from millstream.log.topics import PartitionInfo, TopicInfo, TopicSettings, TopicVersion, checked_name
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from millstream import errors
 from millstream.errors import MillstreamError, StorageError
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 
 ERROR_PREFIX = "millstream: "
 WAIT_SECONDS_MAX = 1.0

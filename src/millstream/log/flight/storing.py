@@ -13,13 +13,13 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.buffer import Chunk, PartitionWork
 from millstream.log.channel import Placed
 from millstream.log.flight.client import Connection
 from millstream.log.flight.protocol import decoded
-from millstream.log.frame import parts
-from millstream.log.groups import TopicPartition
 from millstream.log.ports import Acks, Sender
+from millstream.log.storage.frame import parts
 
 
 class FlightStorage:

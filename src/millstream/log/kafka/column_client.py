@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millstream import terminal
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.columns import Owned, columns_received
 from millstream.log.kafka.failures import client_module
 from millstream.log.kafka.handle import library_for, log_line, open_handle, raise_code, raise_error, reported

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from millstream import terminal
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.columns import words_of
 from millstream.log.kafka.handle import library_for, log_line, open_handle, raise_code, raise_error, reported
 from millstream.log.kafka.librdkafka import (

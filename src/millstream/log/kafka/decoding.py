@@ -10,11 +10,11 @@ import numpy as np
 import pyarrow as pa
 
 from millstream.errors import InvalidRecord
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.batches import Batch, Record, pairs_of
-from millstream.log.groups import TopicPartition
 from millstream.log.kafka.messages import BAD_HEADER, Headers, nearest_us
 from millstream.log.kafka.received import Received
-from millstream.log.layout import HEADERS, TIMESTAMP, no_values, stored_schema
+from millstream.log.storage.layout import HEADERS, TIMESTAMP, no_values, stored_schema
 from millstream.records import Codec, Schema, codec
 from millstream.records.codecs.plain_json import PlainRows, plain_rows
 from millstream.records.values import values_or_raw

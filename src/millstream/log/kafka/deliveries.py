@@ -17,8 +17,8 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from millstream.errors import InvalidInput, MillstreamError
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.batches import Record
-from millstream.log.groups import TopicPartition
 from millstream.log.kafka.decoding import to_batch
 from millstream.log.kafka.failures import client_module, translated_errors
 from millstream.log.kafka.queues import ANSWER_SECONDS, group_of

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 from millstream import terminal
 from millstream.errors import KafkaUnavailable, MillstreamError, OffsetLost, UnknownTopic
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.buffer import microseconds
 from millstream.log.consumer_settings import ConsumerSettings
-from millstream.log.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, END, GLANCE_SECONDS, READER_DEFAULTS
 from millstream.log.kafka.column_client import ColumnConsumer, ObjectConsumer
 from millstream.log.kafka.decoding import to_batch

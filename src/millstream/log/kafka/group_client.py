@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.column_client import ColumnConsumer, listed
 from millstream.log.kafka.failures import client_module
 from millstream.log.kafka.received import Event, Received, objects_received

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from millstream import terminal
 from millstream.errors import KafkaUnavailable, MillstreamError, TransactionAborted, UnknownTopic
+from millstream.log.agreement.groups import TopicPartition, revoked
 from millstream.log.consumer_settings import ConsumerSettings
-from millstream.log.groups import TopicPartition, revoked
 from millstream.log.kafka import groups
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS
 from millstream.log.kafka.column_client import ColumnConsumer

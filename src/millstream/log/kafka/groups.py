@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from millstream.errors import InvalidInput, KafkaUnavailable, UnknownGroup, UnknownTopic
-from millstream.log.groups import GroupInfo, GroupPartition, TopicPartition
+from millstream.log.agreement.groups import GroupInfo, GroupPartition, TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, Clients
 from millstream.log.kafka.failures import client_module
 from millstream.log.kafka.times import records_between

@@ -18,10 +18,10 @@ from millstream.errors import (
     MillstreamError,
     UnknownTopic,
 )
+from millstream.log.agreement.groups import GroupInfo, TopicPartition
 from millstream.log.buffer import microseconds
 from millstream.log.consumer import Consumer
 from millstream.log.consumer_settings import ConsumerSettings
-from millstream.log.groups import GroupInfo, TopicPartition
 from millstream.log.kafka import groups, queues, replicas
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import ANSWER_SECONDS, GLANCE_SECONDS, Clients

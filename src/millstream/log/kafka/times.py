@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, END, READER_DEFAULTS, Clients
 from millstream.log.kafka.failures import admin_module, client_module
 from millstream.log.kafka.topics import offsets

@@ -17,10 +17,10 @@ from millstream.errors import (
     MillstreamError,
     UnknownPartition,
 )
-from millstream.log.groups import TopicPartition
+from millstream.log.agreement.groups import TopicPartition
 from millstream.log.kafka.clients import ANSWER_SECONDS, NEWS_SECONDS, Clients
 from millstream.log.kafka.failures import admin_module, client_module
-from millstream.log.layout import stored_schema
+from millstream.log.storage.layout import stored_schema
 from millstream.log.topics import TopicSettings
 from millstream.records import Schema
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from millstream.operators.patterns.columns import Columns, Flags, Places
-from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Kind
 from millstream.plan.patterns.checked import Search
+from millstream.plan.time.bundles import END
 
 ROWS_AHEAD = 16
 SETS_MAX, MASKS_MAX = 64, 64

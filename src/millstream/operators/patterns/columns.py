@@ -16,7 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from millstream.expressions.expression import Expression, evaluate
-from millstream.operators.accumulators import ROW, WEIGHT
+from millstream.operators.aggregates.accumulators import ROW, WEIGHT
 from millstream.operators.elementwise import computed
 from millstream.operators.patterns.python_conditions import LeftToDuckDB, python_condition
 from millstream.operators.process import values_of

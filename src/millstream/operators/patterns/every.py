@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from millstream.operators.patterns.columns import Columns, PathRows
 from millstream.operators.patterns.found import Found, Node, paths_to
-from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.checked import Search
 from millstream.plan.patterns.found import Complete, first_after, lacks_target
 from millstream.plan.patterns.node import Skip, SkipTo
+from millstream.plan.time.bundles import END
 
 Rest = tuple[tuple[int, bool], ...]
 

@@ -13,11 +13,11 @@ from typing import Any
 from millstream.operators.patterns.columns import Columns, PathRows
 from millstream.operators.patterns.found import Found
 from millstream.operators.patterns.runs import OPEN, Runs
-from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.checked import Search
 from millstream.plan.patterns.found import Complete, Path, first_after, lacks_target
 from millstream.plan.patterns.node import Skip, SkipTo
+from millstream.plan.time.bundles import END
 
 Rest = tuple[tuple[int, bool], ...]
 Chain = tuple[tuple[int, str, bool], Any] | None

@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from millstream.operators.accumulators import ROW, TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import ROW, TIME, WEIGHT
 from millstream.operators.elementwise import types_of
 from millstream.operators.keyed_rows import NUMBER
 from millstream.operators.patterns.columns import Flags
@@ -30,7 +30,7 @@ from millstream.plan.patterns.node import (
     Rows,
 )
 from millstream.plan.patterns.node import ROW as WHOLE_ROW
-from millstream.plan.windows import FIRST, LAST
+from millstream.plan.time.windows import FIRST, LAST
 from millstream.records import Schema
 
 Bounds = np.ndarray[tuple[int], np.dtype[np.int64]]

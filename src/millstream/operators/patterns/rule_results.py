@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from millstream.operators.accumulators import ROW, TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import ROW, TIME, WEIGHT
 from millstream.operators.elementwise import types_of
 from millstream.operators.patterns.results import instants, listed
 from millstream.plan.patterns.found import Complete
@@ -22,7 +22,7 @@ from millstream.plan.patterns.node import (
     VARIABLE,
     MatchRules,
 )
-from millstream.plan.versions import Version
+from millstream.plan.stored.versions import Version
 
 
 @dataclass(frozen=True, slots=True)

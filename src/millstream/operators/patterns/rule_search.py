@@ -13,17 +13,17 @@ from functools import cached_property
 import numpy as np
 import polars as pl
 
-from millstream.operators.accumulators import ORDER, TIME
+from millstream.operators.aggregates.accumulators import ORDER, TIME
 from millstream.operators.clock import Clock
 from millstream.operators.keyed_rows import NUMBER
 from millstream.operators.patterns.columns import Columns, Flags, PathRows, Places, RowColumns
 from millstream.operators.patterns.preferred import PreferredMatcher
 from millstream.operators.patterns.rule_results import RuleMatch
-from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind
 from millstream.plan.patterns.found import Complete, first_after
 from millstream.plan.patterns.rule_text import Rule
-from millstream.plan.versions import Version
+from millstream.plan.stored.versions import Version
+from millstream.plan.time.bundles import END
 from millstream.records import Schema
 
 Ruled = tuple[Version, Rule]

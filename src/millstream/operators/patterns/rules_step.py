@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from millstream.operators import elementwise, lateness
-from millstream.operators.accumulators import ORDER, ROW, TIME
+from millstream.operators.aggregates.accumulators import ORDER, ROW, TIME
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.event_order import late_rows
 from millstream.operators.keyed_rows import NUMBER, numbered
@@ -25,12 +25,12 @@ from millstream.operators.patterns.rule_results import RuleResults
 from millstream.operators.patterns.rule_search import HeldRows, Record, RuleSearch
 from millstream.operators.process import ALL_ROWS
 from millstream.operators.stateful import INPUTS, LATE, NO_MARKS, SENT, PlainStep
-from millstream.plan.bundles import END
 from millstream.plan.patterns.node import MatchRules
 from millstream.plan.patterns.rule_text import FILTER, ID, TEXT, VERSION, WEIGHT, rule_input, rule_of
 from millstream.plan.patterns.rule_versions import revised
-from millstream.plan.versions import Change, Version, next_change
-from millstream.plan.windows import microseconds
+from millstream.plan.stored.versions import Change, Version, next_change
+from millstream.plan.time.bundles import END
+from millstream.plan.time.windows import microseconds
 from millstream.state.tables import EVERY_KEY, Marks
 
 ROWS, RULES = "rows", "rules"

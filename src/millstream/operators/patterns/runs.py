@@ -15,9 +15,9 @@ import numpy as np
 
 from millstream.operators.patterns.beginnings import Masks
 from millstream.operators.patterns.columns import Flags, Places
-from millstream.plan.bundles import END
 from millstream.plan.patterns.automaton import Arc, Kind, State
 from millstream.plan.patterns.found import PathRow
+from millstream.plan.time.bundles import END
 
 ROWS_MAX = 256
 STATES_MAX, MASKS_MAX = 64, 64

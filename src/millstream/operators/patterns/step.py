@@ -14,7 +14,7 @@ import numpy as np
 import polars as pl
 
 from millstream.operators import elementwise, lateness
-from millstream.operators.accumulators import ORDER, ROW, TIME
+from millstream.operators.aggregates.accumulators import ORDER, ROW, TIME
 from millstream.operators.clock import Clock, Frames
 from millstream.operators.event_order import late_rows
 from millstream.operators.keyed_rows import NUMBER, numbered
@@ -28,9 +28,9 @@ from millstream.operators.patterns.results import Listed, Results
 from millstream.operators.patterns.runs import LEFT, OPEN, Moves, Runs
 from millstream.operators.process import ALL_ROWS
 from millstream.operators.stateful import INPUTS, LATE, NOTE, NOTES, SENT, TIMED_OUT, PlainStep
-from millstream.plan.bundles import END
 from millstream.plan.patterns.found import Complete
 from millstream.plan.patterns.node import Match, Matches, SkipTo, timed_out_schema
+from millstream.plan.time.bundles import END
 from millstream.state.tables import Marks
 
 ROWS = "rows"

@@ -30,7 +30,7 @@ from millstream.plan.patterns.terms import (
     can_be_empty,
     variables_of,
 )
-from millstream.plan.windows import microseconds
+from millstream.plan.time.windows import microseconds
 from millstream.records import Schema
 
 

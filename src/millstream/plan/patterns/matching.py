@@ -7,7 +7,6 @@ from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
 from millstream.plan.checks import check_stream, refusal, without_event_time
-from millstream.plan.choosing import flat
 from millstream.plan.patterns.checked import refuse_lookahead, search
 from millstream.plan.patterns.measured import Measured
 from millstream.plan.patterns.measures import measured
@@ -30,11 +29,12 @@ from millstream.plan.patterns.node import (
 )
 from millstream.plan.patterns.pattern import Pattern, refused
 from millstream.plan.patterns.rules import Rules
+from millstream.plan.steps.choosing import flat
 from millstream.plan.stream import Stream
 from millstream.user_lines import AtUsersLine, users_line, what_exists
 
 if TYPE_CHECKING:
-    from millstream.plan.keyed import Keyed
+    from millstream.plan.steps.keyed import Keyed
 
 Choice = TypeVar("Choice", bound=Enum)
 SKIPS = "'none', 'to next', 'past last', 'to first NAME', 'to last NAME'"

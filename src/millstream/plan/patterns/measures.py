@@ -11,9 +11,9 @@ from typing import Any
 
 from millstream.expressions.expression import Expression, expression
 from millstream.plan.checks import refusal
-from millstream.plan.columns import kept
 from millstream.plan.patterns.node import Match
 from millstream.plan.patterns.references import ALL, Reader, Reference
+from millstream.plan.steps.columns import kept
 from millstream.records import Schema
 from millstream.records.ddl import format_type
 from millstream.user_lines import users_line

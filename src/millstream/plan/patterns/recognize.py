@@ -13,7 +13,6 @@ from typing import Any
 
 from millstream.errors import InvalidInput, InvalidPattern
 from millstream.plan.checks import refusal
-from millstream.plan.columns import kept
 from millstream.plan.nodes import Node, Read, WithEventTime
 from millstream.plan.patterns.language import ORDER_BY, PARTITION_BY, Statement, parsed
 from millstream.plan.patterns.matching import Found, match
@@ -30,6 +29,7 @@ from millstream.plan.patterns.node import (
 )
 from millstream.plan.patterns.references import ALL, Reader, navigation
 from millstream.plan.patterns.rules import PATTERN
+from millstream.plan.steps.columns import kept
 from millstream.plan.stream import Stream
 from millstream.records import Schema
 from millstream.user_lines import users_line

@@ -21,7 +21,7 @@ import pyarrow as pa
 from millstream.errors import ExpressionFailed, InvalidInput, InvalidPattern
 from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
-from millstream.plan.aggregates import Aggregate, Max, Mean, Min, Sum, rank
+from millstream.plan.aggregates.basic import Aggregate, Max, Mean, Min, Sum, rank
 from millstream.records import Schema
 from millstream.user_lines import what_exists
 

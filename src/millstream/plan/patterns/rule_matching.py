@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 
 from millstream.expressions.lowered import type_name
-from millstream.plan.checked_matches import CheckedMatches
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.nodes import Node
 from millstream.plan.patterns.matching import check_rows
@@ -26,13 +25,14 @@ from millstream.plan.patterns.node import (
 )
 from millstream.plan.patterns.recognize import event_time_column
 from millstream.plan.patterns.rule_text import FILTER, ID, TEXT, VERSION, WEIGHT, CheckedRules, RuleInput
+from millstream.plan.stored.checked_matches import CheckedMatches
 from millstream.plan.stream import Stream
 from millstream.plan.tables import Table
 from millstream.records import duration
 from millstream.user_lines import AtUsersLine, users_line
 
 if TYPE_CHECKING:
-    from millstream.plan.keyed import Keyed
+    from millstream.plan.steps.keyed import Keyed
 
 COLUMNS = (ID, VERSION, FILTER, TEXT)
 EXAMPLE = "flow.read('rules', 'id string, version int, filter string, pattern string').to_table(key='id')"

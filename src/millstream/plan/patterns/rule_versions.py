@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from millstream.plan import versions
-from millstream.plan.versions import Change, Version
+from millstream.plan.stored import versions
+from millstream.plan.stored.versions import Change, Version
 
 
 def revised(known: Iterable[Version], changes: Iterable[Change], watermark: int) -> list[Version]:

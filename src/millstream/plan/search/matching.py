@@ -9,7 +9,6 @@ from typing import Any, NamedTuple, Protocol
 import pyarrow as pa
 
 from millstream.expressions.lowered import type_name
-from millstream.plan.checked_matches import CheckedMatches
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import INSTANT, Read
@@ -30,6 +29,7 @@ from millstream.plan.search.node import (
     MatchQueries,
     refuse_query,
 )
+from millstream.plan.stored.checked_matches import CheckedMatches
 from millstream.plan.stream import Stream
 from millstream.plan.tables import Table, unweighted
 from millstream.plan.walking import in_order

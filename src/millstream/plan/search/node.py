@@ -16,10 +16,10 @@ import polars as pl
 
 from millstream.errors import InvalidInput, InvalidQuery
 from millstream.expressions.expression import Expression, lowered_expression
-from millstream.plan.bundles import micros
 from millstream.plan.nodes import StreamNode
-from millstream.plan.versions import Change, Version
-from millstream.plan.windows import microseconds
+from millstream.plan.stored.versions import Change, Version
+from millstream.plan.time.bundles import micros
+from millstream.plan.time.windows import microseconds
 from millstream.records import Schema, format_duration
 from millstream.search.checked import condition_of
 from millstream.search.conditions import Condition

@@ -8,11 +8,11 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.expressions.expression import Expression, evaluate
-from millstream.plan.bundles import END, Row
 from millstream.plan.patterns.automaton import IS_FIRST, Test
 from millstream.plan.patterns.checked import Search
 from millstream.plan.patterns.found import Path
 from millstream.plan.patterns.references import ALL, Condition, Reference
+from millstream.plan.time.bundles import END, Row
 from millstream.records import Schema, batch_to_rows, rows_to_batch
 from millstream.reference.event_order import time_of
 

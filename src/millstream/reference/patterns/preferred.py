@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from enum import Enum
 
-from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.patterns.automaton import Kind
 from millstream.plan.patterns.checked import Search
 from millstream.plan.patterns.found import Complete, Path, first_after
 from millstream.plan.patterns.node import Skip, SkipTo
+from millstream.plan.time.bundles import BEGINNING, END
 from millstream.reference.event_order import time_of
 from millstream.reference.patterns.conditions import Conditions
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from millstream.plan.bundles import END, Bundle, Row, moment
 from millstream.plan.patterns.automaton import Kind
 from millstream.plan.patterns.found import Complete, first_after
 from millstream.plan.patterns.node import (
@@ -25,8 +24,9 @@ from millstream.plan.patterns.node import (
 )
 from millstream.plan.patterns.rule_text import FILTER, ID, TEXT, VERSION, WEIGHT, Rule, rule_input, rule_of
 from millstream.plan.patterns.rule_versions import revised
-from millstream.plan.versions import Change, Version
-from millstream.plan.windows import microseconds
+from millstream.plan.stored.versions import Change, Version
+from millstream.plan.time.bundles import END, Bundle, Row, moment
+from millstream.plan.time.windows import microseconds
 from millstream.reference.event_order import EventOrder, time_of
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.patterns.conditions import Conditions

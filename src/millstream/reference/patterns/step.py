@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millstream.plan.bundles import END, Bundle, Row, moment
 from millstream.plan.patterns.found import Complete
 from millstream.plan.patterns.node import (
     CLASSIFIER,
@@ -21,6 +20,7 @@ from millstream.plan.patterns.node import (
     Rows,
     last_variable,
 )
+from millstream.plan.time.bundles import END, Bundle, Row, moment
 from millstream.reference.event_order import EventOrder, in_time, time_of
 from millstream.reference.operator import StatefulOperator
 from millstream.reference.patterns.conditions import Conditions

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from millstream.connectors.files.endpoint import Files
 from millstream.plan.nodes import Read, Write
+from millstream.plan.on_spark.spark_frames import SparkFrame
 from millstream.plan.rewiring import rewired
-from millstream.plan.spark_frames import SparkFrame
 
 DONE = "_SUCCESS"
 TIMES = "spark.sql.parquet.outputTimestampType"

@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 
 from millstream.expressions.expression import Expression, lowered_expression
-from millstream.operators.triggers import can_finish
+from millstream.operators.windows.triggers import can_finish
 from millstream.plan import nodes, table_nodes
 from millstream.plan.nodes import Node, Read
-from millstream.plan.watermarks import Custom, Punctuated, Watermark
+from millstream.plan.time.watermarks import Custom, Punctuated, Watermark
 from millstream.records import Schema
 
 Names = frozenset[str]

@@ -20,17 +20,17 @@ from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from millstream.errors import InvalidPlan
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.source_watermarks import advanced
 from millstream.operators.stateful import SENT
-from millstream.plan.bundles import AHEAD
-from millstream.plan.needs_spark import SparkFunction, expressions_of, reasons
 from millstream.plan.nodes import Dead, Node, Project, Read, Where, WithEventTime, Write
-from millstream.plan.spark_frames import SparkFrame
-from millstream.plan.timing import Timed
+from millstream.plan.on_spark.needs_spark import SparkFunction, expressions_of, reasons
+from millstream.plan.on_spark.spark_frames import SparkFrame
+from millstream.plan.time.bundles import AHEAD
+from millstream.plan.time.timing import Timed
+from millstream.plan.time.watermarks import Bounded
+from millstream.plan.time.windows import FIRST, LAST, microseconds
 from millstream.plan.walking import in_order
-from millstream.plan.watermarks import Bounded
-from millstream.plan.windows import FIRST, LAST, microseconds
 from millstream.secrets import delivery
 from millstream.spark.query import task_messages
 from millstream.spark.query.data_source import FEED, FORMAT, PACKED, Feed, FeedSource, as_option

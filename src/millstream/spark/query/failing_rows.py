@@ -28,8 +28,8 @@ from pyspark.sql import functions as sf
 from millstream.errors import MillstreamError, RecordFailed
 from millstream.operators.elementwise import OFFSET, hidden_of, table_of
 from millstream.plan.bad_rows import position_of
-from millstream.plan.bundles import dead_letter_values
 from millstream.plan.nodes import Node
+from millstream.plan.time.bundles import dead_letter_values
 from millstream.records import batch_to_rows
 from millstream.records.variants import VARIANT
 from millstream.spark.expression_failures import of_expression

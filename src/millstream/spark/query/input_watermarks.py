@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.operators.source_watermarks import SourceWatermark
-from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.nodes import Node, Read
-from millstream.plan.timing import Timed
+from millstream.plan.time.bundles import BEGINNING, END
+from millstream.plan.time.timing import Timed
 from millstream.spark.query.task_messages import Control, SourceControl, StepControl
 
 

@@ -21,10 +21,10 @@ import pyarrow as pa
 from millstream import terminal
 from millstream.connectors.source import Offsets, Slab, Slice, Source
 from millstream.errors import DamagedState, MillstreamError, SourceUnavailable
-from millstream.log.disk import read_document
 from millstream.log.kafka.address import KafkaAddress, as_kafka
-from millstream.plan.bundles import BEGINNING, END
+from millstream.log.storage.disk import read_document
 from millstream.plan.nodes import Read
+from millstream.plan.time.bundles import BEGINNING, END
 from millstream.spark.query import task_messages
 from millstream.spark.query.job_clock import JobClock
 from millstream.spark.query.opened_sources import opened

@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from millstream import terminal
 from millstream.connectors.sink import Preparer
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET
 from millstream.operators.lateness import without_ahead
 from millstream.operators.stateful import Stateful
-from millstream.plan.bundles import END
-from millstream.plan.late import late_columns
 from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.time.bundles import END
+from millstream.plan.time.late import late_columns
 from millstream.spark.query import task_messages
 from millstream.spark.query.physical_plan import Frames, PhysicalPlan, SourcePartition, evaluated
 from millstream.spark.query.task_messages import Control, DiscardReport, PreparedReport, RowsOrigin, RowsReport

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from millstream.plan.explain import Stage
-from millstream.plan.needs_spark import reasons
 from millstream.plan.nodes import Node, Read, Write
-from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.on_spark.needs_spark import reasons
+from millstream.plan.on_spark.spark_frames import SparkFrame
+from millstream.plan.shown.explain import Stage
 from millstream.spark.query.physical_plan import PhysicalPlan
 
 

@@ -16,15 +16,15 @@ import pyarrow as pa
 
 from millstream.errors import ExpressionFailed, RecordFailed
 from millstream.operators import elementwise, mapping
-from millstream.operators.accumulators import TIME
+from millstream.operators.aggregates.accumulators import TIME
 from millstream.operators.lateness import with_ahead_marked
 from millstream.operators.stateful import DEAD, LATE, SENT, TIMED_OUT
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bad_rows import listened_to, record_failed
 from millstream.plan.nodes import Node
+from millstream.plan.on_spark.spark_frames import SparkFrame
 from millstream.plan.patterns.node import TimedOut
-from millstream.plan.spark_frames import SparkFrame
-from millstream.plan.timing import Timed, timing
+from millstream.plan.time.timing import Timed, timing
 from millstream.plan.walking import in_order
 from millstream.records import Schema
 from millstream.spark.query.column_pruning import required_columns

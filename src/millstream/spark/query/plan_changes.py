@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark import SparkFiles, cloudpickle
 
-from millstream.log.disk import read_document, write_document
+from millstream.log.storage.disk import read_document, write_document
 from millstream.spark.query.job_feed import JobFeed
 from millstream.spark.query.packing import CONTROL, PLAN, to_batch
 from millstream.spark.query.state_runner import CHANGE, Shipment

@@ -14,7 +14,7 @@ from typing import Any
 
 from millstream.connectors.source import Offsets
 from millstream.errors import DamagedState
-from millstream.log.disk import read_document, write_document
+from millstream.log.storage.disk import read_document, write_document
 
 REWINDS = "rewinds.json"
 

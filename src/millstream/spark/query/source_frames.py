@@ -8,7 +8,7 @@ import numpy as np
 import polars as pl
 
 from millstream.connectors.source import Slab
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, frame_of
 from millstream.plan.nodes import Read
 from millstream.spark.query.physical_plan import event_times

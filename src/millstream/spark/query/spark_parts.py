@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from millstream.errors import InvalidPlan
 from millstream.expressions.spark_types import instead_of
-from millstream.plan.needs_spark import SparkFunction, needs_spark
 from millstream.plan.nodes import Node, Project, Where, WithEventTime
+from millstream.plan.on_spark.needs_spark import SparkFunction, needs_spark
 from millstream.records.variants import variant_columns
 
 

@@ -25,15 +25,15 @@ from pyspark.sql import functions as sf
 from millstream.expressions.clock import NOW
 from millstream.expressions.expression import Expression
 from millstream.expressions.spark_types import INSTANT
-from millstream.operators.accumulators import TIME, WEIGHT
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET, within_range
 from millstream.operators.lateness import with_ahead_marked
 from millstream.operators.source_watermarks import advanced
 from millstream.operators.stateful import DEAD, SENT
-from millstream.operators.window_assignment import instant
-from millstream.plan.needs_spark import SparkFunction, expressions_of
+from millstream.operators.windows.assignment import instant
 from millstream.plan.nodes import Node, Project, Read, Where, WithEventTime
-from millstream.plan.spark_frames import SparkFrame
+from millstream.plan.on_spark.needs_spark import SparkFunction, expressions_of
+from millstream.plan.on_spark.spark_frames import SparkFrame
 from millstream.private_files import private_folder
 from millstream.records import Schema
 from millstream.spark.frame_functions import applied, guarded

@@ -24,14 +24,14 @@ from pyspark.sql.streaming.stateful_processor import MapState, ValueState
 
 from millstream.connectors.sink import Preparer
 from millstream.errors import DamagedState
-from millstream.operators.accumulators import ORDER
+from millstream.operators.aggregates.accumulators import ORDER
 from millstream.operators.clock import Clock
 from millstream.operators.stateful import EVERY_INPUT, LATE, LOST, NOTE, NOTES, LooksBack, Stateful, held_for, stateful
 from millstream.operators.stateful import PARTIALS as FOLDED
-from millstream.plan.bundles import BEGINNING, END
 from millstream.plan.endpoints import Endpoint
 from millstream.plan.nodes import Node, Write
 from millstream.plan.rewiring import rewired
+from millstream.plan.time.bundles import BEGINNING, END
 from millstream.private_files import private_folder
 from millstream.spark.query import task_messages
 from millstream.spark.query.input_watermarks import InputWatermark

@@ -9,8 +9,8 @@ from millstream.connectors.source import Offsets, Slab, Slice
 from millstream.operators.lateness import with_ahead_marked
 from millstream.operators.source_watermarks import advanced
 from millstream.operators.stateful import DEAD, SENT
-from millstream.plan.bundles import END
 from millstream.plan.nodes import Read
+from millstream.plan.time.bundles import END
 from millstream.spark.query import task_messages
 from millstream.spark.query.packing import DRIVER, REPORT, Packed
 from millstream.spark.query.physical_plan import SourcePartition

@@ -21,8 +21,8 @@ from millstream.connectors.kafka.sink import OVERHEAD_BYTES
 from millstream.connectors.topic.columns import is_metadata
 from millstream.expressions.spark_types import backquoted
 from millstream.plan import nodes
-from millstream.plan.asks import ERROR, REQUEST, ROWS, AnswerByRow
 from millstream.plan.nodes import Node, Read, Write
+from millstream.plan.steps.asks import ERROR, REQUEST, ROWS, AnswerByRow
 from millstream.plan.walking import in_order
 from millstream.records import Schema
 from millstream.spark.real_time.json_sql import field_of, is_read, parsed, text_of, type_of, written

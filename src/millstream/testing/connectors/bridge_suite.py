@@ -17,8 +17,8 @@ from itertools import count, cycle
 from pathlib import Path
 from typing import Any, ClassVar
 
+from millstream.bridges.growing_files.positioned import PositionedLanding
 from millstream.bridges.landing import Landing, dead_letter_topic
-from millstream.bridges.positioned import PositionedLanding
 from millstream.log import EmbeddedLog
 from millstream.testing.connectors.processes import KILLED, STEPS, Child, Jumps, Ready, Step, killed_around
 from millstream.testing.connectors.proxy import FaultProxy

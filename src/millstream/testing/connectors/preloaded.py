@@ -4,7 +4,7 @@ from contextlib import suppress
 from importlib import import_module
 
 MODULES = (
-    "millstream.bridges.http_listener",
+    "millstream.bridges.http.listener",
     "millstream.bridges.landing",
     "millstream.connectors.opening",
     "millstream.serving.http",

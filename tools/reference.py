@@ -27,22 +27,36 @@ from millstream.plan.run_settings import ReplaySettings, RunSettings, Settings
 WIDTH = 100
 SECTIONS = {
     "millstream.plan.flow": "Flows",
+    "millstream.plan.parameters": "Flows",
     "millstream.plan.apps": "Apps",
     "millstream.plan.stream": "Streams",
-    "millstream.plan.keyed": "Keys and windows of a stream",
+    "millstream.plan.steps.keyed": "Keys and windows of a stream",
     "millstream.plan.tables": "Tables",
-    "millstream.plan.joining": "Lookup tables",
-    "millstream.plan.written_stream": "Written streams",
-    "millstream.plan.process": "Steps with state and timers",
+    "millstream.plan.joins": "Lookup tables",
+    "millstream.plan.steps.written_stream": "Written streams",
+    "millstream.plan.steps.process": "Steps with state and timers",
     "millstream.plan.patterns": "Patterns",
+    "millstream.plan.models": "Models",
+    "millstream.stored_models": "Models",
+    "millstream.stored_queries": "Stored queries",
     "millstream.jobs.job": "Jobs",
-    "millstream.jobs.app_job": "Jobs of apps",
-    "millstream.plan.windows": "Windows",
-    "millstream.plan.triggers": "Triggers",
-    "millstream.plan.watermarks": "Watermarks",
+    "millstream.jobs.apps": "Jobs of apps",
+    "millstream.supervision": "Jobs of a supervisor",
+    "millstream.asking": "Questions to a running job",
+    "millstream.calling": "Questions to a running job",
+    "millstream.provenance": "Questions to a running job",
+    "millstream.plan.time.windows": "Windows",
+    "millstream.plan.time.triggers": "Triggers",
+    "millstream.plan.time.watermarks": "Watermarks",
     "millstream.plan.aggregates": "Aggregates",
-    "millstream.plan.retries": "Retries",
+    "millstream.plan.steps.retries": "Retries",
+    "millstream.plan.dashboards": "Dashboards",
+    "millstream.plan.shown": "Dashboards",
     "millstream.connectors": "Sources and sinks",
+    "millstream.bridges": "Sinks to brokers and services",
+    "millstream.capture": "Captures of databases",
+    "millstream.copies": "Copies of tables",
+    "millstream.alerts": "Alerts",
     "millstream.log": "The log",
     "millstream.events": "Event sourcing",
     "millstream.views": "Views",
@@ -50,23 +64,14 @@ SECTIONS = {
     "millstream.testing.connectors": "Testing connectors",
     "millstream.errors": "Errors",
 }
-"""The order of the sections. A module that is missing here comes last, under its own name."""
-
-ROOMS = ("millstream.log", "millstream.connectors", "millstream.events", "millstream.plan.patterns")
-"""Packages whose names share a section."""
-
-BESIDE = {
-    f"millstream.plan.{name}": "millstream.plan.aggregates"
-    for name in ("approximate", "conditions", "picks", "statistics")
-}
-"""Modules whose names are in the section of another."""
+"""The section of what comes from a module or package, in the order of the page. The longest name decides."""
 
 RETURNED = {
-    "millstream.plan.keyed": ["Keyed", "Windowed"],
+    "millstream.plan.steps.keyed": ["Keyed", "Windowed"],
     "millstream.plan.tables": ["Grouping"],
-    "millstream.plan.joining": ["Side"],
-    "millstream.plan.written_stream": ["Written"],
-    "millstream.jobs.app_job": ["AppJob"],
+    "millstream.plan.joins.joining": ["Side"],
+    "millstream.plan.steps.written_stream": ["Written"],
+    "millstream.jobs.apps.job": ["AppJob"],
     "millstream.connectors": ["Connector", "Source", "Sink", "TwoPhaseSink", "Preparer"],
     "millstream.log": ["Producer", "Consumer", "Queue"],
     "millstream.events": ["EventStore", "Subscription", "Recorded", "Appended"],
@@ -126,15 +131,23 @@ def pages() -> dict[str, str]:
 # ---------------------------------------------------------------- Python
 
 
-def public_names() -> dict[str, list[str]]:
-    """The names to document, by the module they come from."""
-    found: dict[str, list[str]] = {module: [] for module in SECTIONS}
+def public_names() -> dict[str, dict[str, str]]:
+    """The names to document, by section, each with the module it comes from."""
+    found: dict[str, dict[str, str]] = {section: {} for section in SECTIONS.values()}
     for name in millstream.__all__:
-        found.setdefault(home_of(name), []).append(name)
+        if name != "errors":
+            module = home_of(name)
+            found[section_of(module)][name] = module
     for module, names in RETURNED.items():
-        found.setdefault(module, []).extend(names)
-    found["millstream.errors"] = [name for name in found["millstream.errors"] if name != "errors"]
-    return {module: names for module, names in found.items() if names}
+        found[section_of(module)].update(dict.fromkeys(names, module))
+    return found
+
+
+def section_of(module: str) -> str:
+    packages = [package for package in SECTIONS if f"{module}.".startswith(f"{package}.")]
+    if not packages:
+        raise LookupError(f"{module} has public names: give it a section in SECTIONS of tools/reference.py")
+    return SECTIONS[max(packages, key=len)]
 
 
 def joined(parts: list[str]) -> str:
@@ -143,11 +156,7 @@ def joined(parts: list[str]) -> str:
 
 def home_of(name: str) -> str:
     value = getattr(millstream, name)
-    if isinstance(value, ModuleType):
-        return value.__name__
-    module = str(value.__module__)
-    module = BESIDE.get(module, module)
-    return next((room for room in ROOMS if module.startswith(f"{room}.")), module)
+    return value.__name__ if isinstance(value, ModuleType) else str(value.__module__)
 
 
 def public(module: str, name: str) -> Any:
@@ -161,14 +170,14 @@ def python_page() -> str:
         "Errors have [a page of their own](errors.md), and so do [aggregates](aggregates.md) and "
         "[run settings](settings.md).",
     ]
-    for module, names in public_names().items():
-        parts.append(f"## {SECTIONS.get(module, module)}")
-        values = {name: public(module, name) for name in names}
+    for section, names in public_names().items():
+        parts.append(f"## {section}")
+        values = {name: public(module, name) for name, module in names.items()}
         for name in sorted(names, key=lambda each: (not inspect.isclass(values[each]), each)):
             value = values[name]
             shown = f"ms.{name}" if name in millstream.__all__ else name
-            if module.startswith("millstream.testing"):
-                shown = f"{module}.{name}"
+            if names[name].startswith("millstream.testing"):
+                shown = f"{names[name]}.{name}"
             parts += documented(shown, value)
     parts += ["## The module of errors", "### ms.errors {#ms.errors}", "Every error class: [errors](errors.md)."]
     return joined(parts)
@@ -315,7 +324,7 @@ def aggregates_page() -> str:
         "What `.agg(name=ms.…)` computes over the rows of a window, a group or a session. Arguments are "
         "[Spark SQL expressions](expressions.md) over one row.",
     ]
-    for name in public_names()["millstream.plan.aggregates"]:
+    for name in public_names()["Aggregates"]:
         parts += documented(f"ms.{name}", getattr(millstream, name))
     return joined(parts)
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from millstream.capture.endpoints import mariadb_changes, postgres_changes, sqlite_changes
     from millstream.capture.outbox import outbox
     from millstream.capture.topics import captured
-    from millstream.capture.whole import captured_transactions
+    from millstream.capture.whole_transactions import captured_transactions
     from millstream.connectors.alerts import alert
     from millstream.connectors.console import console
     from millstream.connectors.databases.endpoints import postgres, sqlite
@@ -114,7 +114,7 @@ if TYPE_CHECKING:
         sessions,
         sliding,
     )
-    from millstream.provenance.asking import why
+    from millstream.provenance.why import why
     from millstream.stored_models import models
     from millstream.stored_queries import queries
     from millstream.supervision.client import supervisor
@@ -137,7 +137,7 @@ _NAMES = {
     "millstream.capture.outbox": "outbox",
     "millstream.capture.debezium": "debezium",
     "millstream.capture.topics": "captured",
-    "millstream.capture.whole": "captured_transactions",
+    "millstream.capture.whole_transactions": "captured_transactions",
     "millstream.alerts.targets": "command email slack",
     "millstream.connectors.alerts": "alert",
     "millstream.asking": "ask",
@@ -192,7 +192,7 @@ _NAMES = {
     ),
     "millstream.plan.time.watermarks": "ascending bounded custom punctuated",
     "millstream.plan.time.windows": "calendar closed_by delta_window everything fixed rows sessions sliding",
-    "millstream.provenance.asking": "why",
+    "millstream.provenance.why": "why",
     "millstream.stored_models": "models",
     "millstream.stored_queries": "queries",
     "millstream.supervision.client": "supervisor",

@@ -25,7 +25,7 @@ from millstream.plan.time.bundles import BEGINNING, Bundle, Row
 from millstream.plan.time.late import late_columns
 from millstream.plan.walking import before_state, in_order
 from millstream.records import batch_to_rows
-from millstream.state.run import HOLD
+from millstream.state.sorted_run import HOLD
 from millstream.state.tables import Table, Tables
 
 

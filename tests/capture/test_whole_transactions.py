@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 
 import millstream as ms
-from millstream.capture import whole
+from millstream.capture import whole_transactions
 from millstream.capture.capturing import Capture
 from millstream.capture.changes import INSERT, Change, TableShape
 from millstream.capture.ports import Piece
@@ -67,7 +67,7 @@ def test_transactions_over_topics_and_partitions_are_read_as_a_whole(log, db, ds
     monkeypatch.setattr("millstream.capture.postgres.steps.CHUNK_ROWS", 3)
     monkeypatch.setattr("millstream.capture.stream_steps.PIECE_ROWS", 7)
     monkeypatch.setattr("millstream.capture.stream_steps.STEP_CHANGES", 20)
-    monkeypatch.setattr(whole, "POLL_RECORDS", 4)
+    monkeypatch.setattr(whole_transactions, "POLL_RECORDS", 4)
     work = PostgresWorkload(dsn, 5)
     work.run(10)
     with capture(log, dsn) as running:
@@ -172,12 +172,12 @@ def test_a_reader_that_is_interrupted_commits_whole_transactions_only(log, monke
     with filled(log, ("a", 1, 1, 1), ("b", 2, 3, 3)) as reader:
         assert reader.poll().id == "a"
 
-        def interrupted(part, entry, most, wait_s, take=whole.Part.take):
+        def interrupted(part, entry, most, wait_s, take=whole_transactions.Part.take):
             reader._taken += take(part, entry, 1, wait_s)[0]
             raise KeyboardInterrupt
 
         with monkeypatch.context() as patch:
-            patch.setattr(whole.Part, "take", interrupted)
+            patch.setattr(whole_transactions.Part, "take", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 reader.poll()
         reader.commit()

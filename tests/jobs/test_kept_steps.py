@@ -9,7 +9,7 @@ import pytest
 
 import millstream as ms
 from millstream.errors import JobChanged
-from millstream.jobs import micro_batches as running
+from millstream.jobs import micro_batches
 from millstream.jobs.versions.kept_steps import CheckpointProgress, Fit, first_fit, fitted
 from millstream.log import EmbeddedLog
 from millstream.spark.query.physical_plan import PhysicalPlan
@@ -115,7 +115,7 @@ def no_spark(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
         def started(*_: object) -> None:
             raise AssertionError("Spark is started")
 
-        monkeypatch.setattr(running, "session_of", started)
+        monkeypatch.setattr(micro_batches, "session_of", started)
 
     return refuse
 

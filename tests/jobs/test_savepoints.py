@@ -23,7 +23,7 @@ from millstream.jobs.versions.restoring import restore
 from millstream.jobs.versions.saved_jobs import SavedJobs
 from millstream.jobs.versions.state_rows import state_of
 from millstream.log.storage.disk import write_document
-from millstream.spark.query.job_feed import redo_entries
+from millstream.spark.query.batch_offsets import redo_entries
 
 from .support import SCHEMA
 from .test_checkpoint import ALL, FIRST, Place, assert_right

@@ -31,7 +31,7 @@ from millstream.jobs.versions.upgrading import upgraded as apply
 from millstream.log import EmbeddedLog
 from millstream.log.storage.disk import write_document
 from millstream.spark.query.physical_plan import PhysicalPlan
-from millstream.state.runs import Runs
+from millstream.state.run_files import Runs
 
 from .support import CAUGHT_UP, put, read, scores
 from .test_savepoints import complete

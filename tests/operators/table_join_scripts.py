@@ -20,7 +20,7 @@ from millstream.plan.nodes import Node
 from millstream.plan.table_nodes import LookupJoin, TableJoin
 from millstream.plan.time.bundles import BEGINNING, Bundle, Row
 from millstream.reference import Reference
-from millstream.state.runs import Runs
+from millstream.state.run_files import Runs
 from properties import examples
 
 from .matched_joins import with_matching

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import millstream as ms
 from millstream.local import LocalState
-from millstream.operators.aggregates import distinct_values as seen
+from millstream.operators.aggregates import distinct_values
 from millstream.operators.aggregates.accumulators import ORDER
 from millstream.operators.clock import Clock
 from millstream.operators.elementwise import frame_of
@@ -91,7 +91,7 @@ def sent_by(state: LocalState) -> Counter[str]:
 @pytest.mark.property
 @pytest.mark.parametrize("name", STEPS)
 def test_pre_aggregated_or_not(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(seen, "SAMPLE_ROWS", 4)
+    monkeypatch.setattr(distinct_values, "SAMPLE_ROWS", 4)
     stream = ms.Flow("folding").read("rows", SCHEMA, "at")
     node = STEPS[name](stream).node
 

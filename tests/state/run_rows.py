@@ -11,7 +11,7 @@ import numpy.typing as npt
 import polars as pl
 
 from millstream.state.hashing import key_hashes
-from millstream.state.runs import Applied, Runs
+from millstream.state.run_files import Applied, Runs
 from millstream.state.tables import NEVER, Marks
 
 KEYS = ["user", "place"]

@@ -14,7 +14,7 @@ import millstream as ms
 from millstream.errors import InvalidInput
 from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Observed
-from millstream.web_console.questions import question_of
+from millstream.web_console.why import question_of
 from provenance.recorded import SCHEMA, Batch, record, score
 from waiting import until
 

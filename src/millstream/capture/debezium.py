@@ -53,7 +53,7 @@ from millstream.connectors.sink import Sink
 from millstream.connectors.source import Slab, Slice, Source
 from millstream.connectors.topic.endpoint import Topic
 from millstream.connectors.topic.record_format import RecordFormat
-from millstream.connectors.topic.records import RecordsSink
+from millstream.connectors.topic.records_sink import RecordsSink
 from millstream.errors import InvalidPlan, InvalidSchema, SinkFailed
 from millstream.log import Broker
 from millstream.records import Codec, Schema, SchemaLike, codec

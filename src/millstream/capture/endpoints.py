@@ -14,7 +14,7 @@ import pyarrow as pa
 from millstream.capture.changes import DELETE, TIME, TableShape
 from millstream.capture.ports import Opener
 from millstream.capture.source import AT, OP, CaptureSource, envelopes, rows_of_table
-from millstream.capture.united import opener as united
+from millstream.capture.united_tables import opener as united
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Reading
 from millstream.connectors.databases.endpoints import checked_address

@@ -8,7 +8,7 @@ import typer
 
 from millstream.cli.bridge_commands import bridge, capture, follow, listen
 from millstream.cli.failures import EXIT_CODES, Root
-from millstream.cli.job_commands import accounts, alerts, bench, init, jobs, measured, pack, run, table, up
+from millstream.cli.job_commands import accounts, alerts, bench, init, jobs, metrics, pack, run, table, up
 from millstream.cli.session import AsJson, LogAddress, Session
 from millstream.cli.topic_commands import consume, groups, produce, queues, switch, tail, topics
 from millstream.cli.why_commands import dead_letters, provenance, trace, why
@@ -59,7 +59,7 @@ def millstream(
 
 
 for module in (
-    *(init, run, up, jobs, accounts, measured, why, trace, provenance, dead_letters, alerts, table),
+    *(init, run, up, jobs, accounts, metrics, why, trace, provenance, dead_letters, alerts, table),
     *(topics, produce, consume, tail, groups, queues, switch, listen, bridge, capture, follow, pack, bench),
 ):
     module.register(app)

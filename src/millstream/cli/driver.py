@@ -142,8 +142,8 @@ def _why(log_address: str, file: str, flow: str, folder: str, job: str, given: s
     """Explains a result of a job: the answer of `millstream why`, or with `test` the test that it writes."""
     from millstream.cli.job_commands.run import chosen_flow
     from millstream.plan.parameters import given_parameters
-    from millstream.provenance.asking import why
     from millstream.provenance.history import History
+    from millstream.provenance.why import why
     from millstream.testing.cases import FlowFile, case_of, text_of
 
     os.nice(19)  # the job goes first

@@ -20,10 +20,10 @@ from millstream import terminal
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Reading
 from millstream.connectors.dead_letters import Origin, dead_letter_table
-from millstream.connectors.passing import PassingSource
 from millstream.connectors.rate import check_columns
 from millstream.connectors.source import Slab, Source
 from millstream.connectors.spooled import RETENTION, SpooledSource
+from millstream.connectors.unstored import PassingSource
 from millstream.errors import ClosedError, MillstreamError
 from millstream.log import EmbeddedLog, Producer
 from millstream.private_files import make_folders

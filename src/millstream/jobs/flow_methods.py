@@ -31,9 +31,9 @@ from millstream.plan.on_spark.spark_frames import SparkFrame
 from millstream.plan.run_settings import CAUGHT_UP, TICK_S, RunSettings, Settings
 from millstream.plan.shown.explain import Format, shown
 from millstream.plan.stream import Stream
+from millstream.spark.query.batch_offsets import JobFeed
 from millstream.spark.query.compiler import compiled
 from millstream.spark.query.data_source import FEED
-from millstream.spark.query.job_feed import JobFeed
 from millstream.spark.query.packing import from_bytes
 from millstream.spark.query.past_rows import LogPlace
 from millstream.spark.query.physical_drawing import fused_steps, stages_of

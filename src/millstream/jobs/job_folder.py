@@ -22,7 +22,7 @@ from millstream.jobs.versions.kept_steps import CheckpointProgress, Fit, first_f
 from millstream.log.storage.disk import read_document, storage_errors, sync_folder, write_document
 from millstream.plan.nodes import Write
 from millstream.private_files import is_private, make_folders, open_alike, open_private, private_folder
-from millstream.spark.query.job_feed import STOP
+from millstream.spark.query.batch_offsets import STOP
 from millstream.spark.query.physical_plan import PhysicalPlan
 
 DESCRIPTION = "job.json"

@@ -55,9 +55,9 @@ from millstream.plan.flow import Flow
 from millstream.plan.nodes import Write
 from millstream.plan.run_settings import CAUGHT_UP, Settings, refused
 from millstream.private_files import make_folders
+from millstream.spark.query.batch_offsets import STOP, JobFeed
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
-from millstream.spark.query.job_feed import STOP, JobFeed
 from millstream.spark.query.lost_records import with_on_lost
 from millstream.spark.query.opened_sources import opened
 from millstream.spark.query.past_rows import LogPlace

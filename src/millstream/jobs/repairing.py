@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.errors import DamagedState
-from millstream.jobs.checkpoint import Checkpoint, Damage, RecoveryPoint, flaw
+from millstream.jobs.checkpoint_reader import Checkpoint, Damage, RecoveryPoint, flaw
 from millstream.jobs.job_folder import DESCRIPTION, SINKS, JobFolder
 from millstream.jobs.results.output_claims import NewestBatches
 from millstream.log.storage.disk import read_document, storage_errors, sync_folder, write_document
 from millstream.private_files import make_folders
-from millstream.spark.query.job_feed import REDO, redo_entries
+from millstream.spark.query.batch_offsets import REDO, redo_entries
 
 METADATA = "metadata"
 SHOWN_MAX = 3

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from millstream.connectors.source import Offsets
 from millstream.errors import InvalidInput, NotFound
-from millstream.jobs.checkpoint import Checkpoint
+from millstream.jobs.checkpoint_reader import Checkpoint
 from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT, JobFolder
 from millstream.jobs.measuring.batch_event import BatchEvent
 

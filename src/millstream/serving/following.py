@@ -16,7 +16,7 @@ import orjson
 
 from millstream.connectors.catalog import TOPIC, Remembered
 from millstream.connectors.lookups import PlainRow, Row, TypedRow
-from millstream.connectors.topic.records import NULL_KEY
+from millstream.connectors.topic.records_sink import NULL_KEY
 from millstream.errors import InvalidInput, InvalidSetting, OffsetLost, UnknownPartition
 from millstream.log import Broker, Consumer, Record
 from millstream.log.ports import BrokerTopic

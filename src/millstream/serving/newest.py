@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from millstream import terminal
 from millstream.connectors.catalog import Remembered
 from millstream.connectors.lookups import Key, Row
-from millstream.connectors.topic.records import NULL_KEY, record_keys
+from millstream.connectors.topic.records_sink import NULL_KEY, record_keys
 from millstream.errors import OffsetLost, UnknownTopic
 from millstream.log import Broker
 from millstream.log.partitioners import KeyHash

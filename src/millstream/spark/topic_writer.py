@@ -19,7 +19,7 @@ from pyspark.sql.pandas.types import to_arrow_schema
 
 from millstream.connectors.kafka.sink import KafkaSink
 from millstream.connectors.refusals import Refusal
-from millstream.connectors.topic.records import RecordsSink
+from millstream.connectors.topic.records_sink import RecordsSink
 from millstream.connectors.topic.sink import TopicSink
 from millstream.errors import InvalidSetting, SinkFailed
 from millstream.log import EmbeddedLog, open_embedded

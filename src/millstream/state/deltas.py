@@ -12,7 +12,7 @@ import polars as pl
 from crc32c import crc32c
 
 from millstream.state.arrow_bytes import from_stream, to_stream
-from millstream.state.run import NO_HASHES, OWN, Hashes, Rows, rows_of, sorted_rows
+from millstream.state.sorted_run import NO_HASHES, OWN, Hashes, Rows, rows_of, sorted_rows
 
 HEAD = struct.Struct("<4sII")
 MAGIC = b"MSd1"

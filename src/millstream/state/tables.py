@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from millstream.state.hashing import key_hashes
-from millstream.state.run import (
+from millstream.state.sorted_run import (
     ABSENT,
     CLOCK,
     EVENT,

@@ -19,9 +19,9 @@ from millstream.operators.clock import Clock as StepClock
 from millstream.plan.nodes import Node, Read
 from millstream.plan.time.bundles import BEGINNING, END, moment
 from millstream.plan.walking import in_order
-from millstream.provenance.dead import dead_record
+from millstream.provenance.dead_letter_reasons import dead_record
 from millstream.provenance.history import History
-from millstream.provenance.late import Record, late_row
+from millstream.provenance.late_reasons import Record, late_row
 from millstream.provenance.panes import PaneQuestion, answered_pane
 from millstream.provenance.replaying import Origin
 from millstream.provenance.source_records import SourceRecords, source_records

@@ -18,8 +18,8 @@ from millstream.web_console.dead_letters import DeadLetters
 from millstream.web_console.front_door import FrontDoor
 from millstream.web_console.planes import Planes
 from millstream.web_console.plans import plan_route
-from millstream.web_console.questions import Questions
 from millstream.web_console.topics import Topics
+from millstream.web_console.why import Questions
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from brokers import USERS
 from kafka_cluster import KafkaCluster
 from kafka_jars import CONNECTOR, assemble
 from millstream.errors import JobChanged, OffsetLost, UnknownTopic
-from millstream.jobs import flow_methods as front
+from millstream.jobs import flow_methods
 from millstream.log import EmbeddedLog
 from millstream.spark.session.start import log_file
 from millstream.spark.topic_data_source import register
@@ -283,8 +283,8 @@ def test_a_dataframe_of_a_flow_brings_the_users_modules(
     double = importlib.import_module("twice_as_much").double
     sent: list[str] = []
     looked: list[Any] = []
-    monkeypatch.setattr(front, "ship_modules", lambda _, files: sent.extend(files))
-    monkeypatch.setattr(front, "check_workers", lambda _, needs: looked.append(needs))
+    monkeypatch.setattr(flow_methods, "ship_modules", lambda _, files: sent.extend(files))
+    monkeypatch.setattr(flow_methods, "check_workers", lambda _, needs: looked.append(needs))
     log.create_topic("scores", schema="n int")
     ms.Flow("frame").read("scores", "n int").map(double).to_dataframe(broker=log.path)
     assert sent == ["twice_as_much.py"]

@@ -6,7 +6,7 @@ import pytest
 
 from connectors.support import SCORES, table, weights
 from millstream.connectors.opening import open_sink
-from millstream.connectors.topic.records import producer_name
+from millstream.connectors.topic.records_sink import producer_name
 from millstream.errors import InvalidSchema, InvalidSetting, ProducerFenced, SinkUnavailable, StorageError
 from millstream.log import EmbeddedLog
 from millstream.log.storage.disk import Disk

@@ -24,8 +24,7 @@ import millstream as ms
 from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.errors import InvalidInput, InvalidSetting, JobChanged, RecordFailed, SparkFailed
-from millstream.jobs import real_time
-from millstream.jobs import starting_spark as workers
+from millstream.jobs import real_time, starting_spark
 from millstream.jobs.job_folder import JobFolder
 from millstream.jobs.modes import refuse_after_real_time
 from millstream.jobs.real_time import CHECKPOINT, _translated
@@ -210,9 +209,9 @@ def test_a_cluster_is_given_its_archive_and_waited_for(
         happened.append("looked at cores")
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(workers, "session", session)
-    monkeypatch.setattr(workers, "activate", lambda _: None)
-    monkeypatch.setattr(workers, "wait_for_workers", lambda _: happened.append("waited"))
+    monkeypatch.setattr(starting_spark, "session", session)
+    monkeypatch.setattr(starting_spark, "activate", lambda _: None)
+    monkeypatch.setattr(starting_spark, "wait_for_workers", lambda _: happened.append("waited"))
     monkeypatch.setattr(real_time, "_check_spark", check)
     with ms.connect(f"kafka://{kafka.bootstrap}") as broker:
         broker.create_topic("of-a-cluster")

@@ -11,7 +11,7 @@ import pytest
 import millstream as ms
 from jobs.support import SCHEMA, scores
 from millstream.log import EmbeddedLog
-from millstream.spark.query.job_feed import JobFeed
+from millstream.spark.query.batch_offsets import JobFeed
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.plan_changes import FOLDER, OF_BATCH, ChangedPlan, ChangingFeed, announce, next_name
 from millstream.spark.query.state_runner import Shipment

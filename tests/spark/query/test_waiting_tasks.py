@@ -12,8 +12,8 @@ import pytest
 
 from millstream.connectors.source import Offsets, Slab, Slice, Source
 from millstream.errors import SourceUnavailable
-from millstream.spark.query import job_feed
-from millstream.spark.query.job_feed import STOP, JobFeed
+from millstream.spark.query import batch_offsets
+from millstream.spark.query.batch_offsets import STOP, JobFeed
 
 ROWS, BAD = 20, 5
 
@@ -47,7 +47,7 @@ class Flaky(Source):
 def feed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     made = JobFeed.__new__(JobFeed)
     made.folder = str(tmp_path)
-    monkeypatch.setattr(job_feed, "RETRY_S", 0.0)
+    monkeypatch.setattr(batch_offsets, "RETRY_S", 0.0)
     return made
 
 
@@ -75,6 +75,6 @@ def test_a_job_that_stops_does_not_wait(feed: Any, tmp_path: Path, monkeypatch: 
 
 
 def test_it_does_not_wait_for_ever(feed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_feed, "UNAVAILABLE_S_MAX", 0.0)
+    monkeypatch.setattr(batch_offsets, "UNAVAILABLE_S_MAX", 0.0)
     with pytest.raises(SourceUnavailable):
         read(feed, Flaky(5), monkeypatch)

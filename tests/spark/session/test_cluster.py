@@ -173,10 +173,10 @@ def test_the_package_loads_from_its_zip(python: Path, tmp_path: Path) -> None:
     file = shipping.package()
     assert shipping.package() == file
     script = f"import sys; sys.path[1:1] = [{str(file)!r}, {str(tmp_path)!r}]; "
-    script += "import millstream.spark.query.job_feed as it; "
+    script += "import millstream.spark.query.batch_offsets as it; "
     script += "print(it.__file__, it.JobFeed.read.__code__.co_filename)"
     done = subprocess.run([python, "-c", script], cwd=tmp_path.parent, capture_output=True, text=True, timeout=120)
-    home = "millstream/spark/query/job_feed.py"
+    home = "millstream/spark/query/batch_offsets.py"
     assert done.stdout.split() == [f"{file}/{home}c", f"<millstream>/{home}"]
 
 

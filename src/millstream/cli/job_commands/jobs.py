@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millstream.cli.job_commands import measured, savepoints, supervised, upgrades
+from millstream.cli.job_commands import metrics, savepoints, supervised, upgrades
 from millstream.cli.output import ask, show_done, show_table
 from millstream.cli.session import Session, subcommands
 from millstream.errors import DamagedState, NotFound
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
         supervised.submit,
         supervised.show,
         supervised.logs,
-        measured.metrics,
+        metrics.metrics,
         supervised.runs,
         supervised.failures,
         supervised.start,

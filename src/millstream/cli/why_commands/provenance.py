@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from millstream.cli.job_commands.measured import Folder, JobName, Step
+from millstream.cli.job_commands.metrics import Folder, JobName, Step
 from millstream.cli.output import Cell, show_note, show_table
 from millstream.cli.session import Session, command
 from millstream.errors import InvalidInput, MillstreamError

@@ -77,7 +77,7 @@ def why(
     if as_test is not None:
         _write_test(session, found, as_test, asked, late, dead, step=step, folder=folder, job=job)
         return
-    from millstream.provenance.asking import why as ask
+    from millstream.provenance.why import why as ask
 
     answer = ask(
         found.flow,

@@ -23,7 +23,7 @@ from millstream.connectors.kafka.markers import (
     make_ready,
     place,
 )
-from millstream.connectors.topic.records import producer_name
+from millstream.connectors.topic.records_sink import producer_name
 from millstream.errors import KafkaUnavailable, SinkUnavailable, UnknownTopic
 from millstream.log import TopicPartition
 from millstream.log.kafka.address import KafkaAddress

@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from millstream.connectors.kafka.markers import Marker, make_ready
 from millstream.connectors.refusals import Refuse, stop
 from millstream.connectors.topic.record_format import Extras, RecordFormat
-from millstream.connectors.topic.records import ENCODED_ROWS, PLAIN, RecordsSink, Rows, as_texts
+from millstream.connectors.topic.records_sink import ENCODED_ROWS, PLAIN, RecordsSink, Rows, as_texts
 from millstream.errors import KafkaUnavailable, MillstreamError, NoAccess, ProducerFenced, SinkFailed
 from millstream.log.kafka.address import KafkaAddress
 from millstream.log.kafka.clients import OPEN_SECONDS

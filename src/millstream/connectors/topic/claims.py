@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from millstream.connectors.claims import Claim, Found, shared
-from millstream.connectors.topic.records import producer_name
+from millstream.connectors.topic.records_sink import producer_name
 from millstream.log import EmbeddedLog
 from millstream.log.agreement.coordinator import SINK_BATCHES, SINK_OUTPUTS
 

@@ -22,7 +22,7 @@ from millstream.plan.nodes import Write
 from millstream.records import Schema, codec
 
 if TYPE_CHECKING:
-    from millstream.connectors.topic.records import RecordsSink
+    from millstream.connectors.topic.records_sink import RecordsSink
     from millstream.log.kafka.log import KafkaLog
 
 KAFKA_LIBRARIES = {"confluent-kafka": "confluent_kafka"}

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from millstream.connectors.refusals import Refuse, stop
 from millstream.connectors.topic.record_format import Extras, RecordFormat
-from millstream.connectors.topic.records import PLAIN, RecordsSink, Rows, as_texts
+from millstream.connectors.topic.records_sink import PLAIN, RecordsSink, Rows, as_texts
 from millstream.errors import MillstreamError
 from millstream.log import EmbeddedLog, Producer
 from millstream.log.agreement.ledger import Ledger, send_keyed

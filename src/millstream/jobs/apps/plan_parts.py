@@ -15,8 +15,8 @@ from millstream.jobs.results.outputs import WrittenPlan
 from millstream.jobs.results.result_topics import keys_of
 from millstream.jobs.shown.recent_rows import RecentRows
 from millstream.plan.nodes import Write
+from millstream.spark.query.batch_offsets import JobFeed
 from millstream.spark.query.failing_rows import FailingRows
-from millstream.spark.query.job_feed import JobFeed
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment
 

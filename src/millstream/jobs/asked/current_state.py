@@ -26,7 +26,7 @@ from millstream.records import batch_to_rows
 from millstream.spark.query.physical_plan import labels
 from millstream.spark.query.state_runner import Shipment
 from millstream.state.hashing import key_groups
-from millstream.state.runs import Runs
+from millstream.state.run_files import Runs
 from millstream.user_lines import what_exists
 
 NOTHING_DUE = (BEGINNING, 0)

@@ -16,7 +16,7 @@ from millstream import terminal
 from millstream.connectors.sink import Sink
 from millstream.connectors.source import Offsets
 from millstream.errors import AlreadyExists, MillstreamError, UnknownTopic
-from millstream.jobs.checkpoint import Checkpoint
+from millstream.jobs.checkpoint_reader import Checkpoint
 from millstream.jobs.job_folder import JobFolder
 from millstream.jobs.measuring.batch_event import (
     BatchEvent,

@@ -6,7 +6,7 @@ from collections import deque
 
 from millstream.connectors.source import Offsets
 from millstream.jobs.measuring.job_progress import Progress
-from millstream.spark.query.job_feed import JobFeed
+from millstream.spark.query.batch_offsets import JobFeed
 
 ENDS_KEPT = 3600
 

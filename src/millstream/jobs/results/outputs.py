@@ -41,8 +41,8 @@ from millstream.plan.bad_rows import record_failed
 from millstream.plan.nodes import Dead, Node, Write
 from millstream.plan.time.bundles import BEGINNING, END
 from millstream.secrets import concealed
+from millstream.spark.query.batch_offsets import REACHED, STOP
 from millstream.spark.query.failing_rows import FailingRows
-from millstream.spark.query.job_feed import REACHED, STOP
 from millstream.spark.query.packing import DRIVER, TOPIC, as_written, from_bytes
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.spark_steps import TASK_BITS

@@ -32,7 +32,7 @@ from millstream.log.storage.disk import write_document
 from millstream.plan.flow import Flow
 from millstream.plan.nodes import Write
 from millstream.plan.rewiring import rewired
-from millstream.spark.query.job_feed import HALTED, REDO
+from millstream.spark.query.batch_offsets import HALTED, REDO
 from millstream.spark.query.opened_sources import opened
 from millstream.spark.query.physical_plan import PhysicalPlan
 

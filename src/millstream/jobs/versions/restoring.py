@@ -15,13 +15,13 @@ from typing import Any
 
 from millstream.errors import AlreadyExists, DamagedState, InvalidInput
 from millstream.jobs.apps.owed_batches import OWED
-from millstream.jobs.checkpoint import Checkpoint
+from millstream.jobs.checkpoint_reader import Checkpoint
 from millstream.jobs.job_folder import BEFORE_MOVE, DESCRIPTION, JobDescription, JobFolder
 from millstream.jobs.repairing import checkpoint_of
 from millstream.jobs.versions.savepoints import FRAMES, SOURCES, Savepoint, Savepoints, all_files, copied_tree
 from millstream.jobs.versions.swapping import complete_swap, swap
 from millstream.log.storage.disk import write_document
-from millstream.spark.query.job_feed import REACHED, REDO, redo_entries
+from millstream.spark.query.batch_offsets import REACHED, REDO, redo_entries
 from millstream.spark.query.rewinding import REWINDS
 
 CATCH_UP_ROWS = 200_000

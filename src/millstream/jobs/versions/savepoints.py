@@ -27,7 +27,7 @@ from typing import Any
 
 from millstream.errors import AlreadyExists, DamagedState, InvalidInput, NotFound
 from millstream.jobs.apps.owed_batches import OwedBatches
-from millstream.jobs.checkpoint import Checkpoint
+from millstream.jobs.checkpoint_reader import Checkpoint
 from millstream.jobs.job_folder import DESCRIPTION, REAL_TIME_CHECKPOINT, JobDescription, JobFolder
 from millstream.jobs.modes import has_started
 from millstream.jobs.repairing import checkpoint_of

@@ -17,7 +17,7 @@ from typing import Any
 import polars as pl
 
 from millstream.errors import InvalidInput, NotFound
-from millstream.jobs.checkpoint import Checkpoint
+from millstream.jobs.checkpoint_reader import Checkpoint
 from millstream.jobs.job_folder import JobFolder
 from millstream.jobs.repairing import checkpoint_of
 from millstream.jobs.versions.differences import Difference, Row, difference
@@ -27,7 +27,7 @@ from millstream.spark.query.slot_states import DELTAS, HEADS
 from millstream.spark.query.state_runner import LAST, Head
 from millstream.spark.session.start import session
 from millstream.state.deltas import tables_in
-from millstream.state.run import Rows, merged
+from millstream.state.sorted_run import Rows, merged
 from millstream.user_lines import what_exists
 
 KEY = "key."

@@ -17,7 +17,7 @@ import polars as pl
 from millstream.operators.aggregates.accumulators import NUMBER, ROW, TIME
 from millstream.operators.each_row.firing import AT_END, Fired, fired, ranges
 from millstream.operators.each_row.queues import PANES, PART, Drained, Queues, Truths
-from millstream.operators.each_row.sessions import Held, Lives, lives
+from millstream.operators.each_row.session_merging import Held, Lives, lives
 from millstream.operators.ordering import Numbers, by_key, in_order
 from millstream.operators.windows.assignment import placed, starts_apart
 from millstream.plan.nodes import Mode

@@ -21,7 +21,7 @@ import pyarrow as pa
 from pyspark import SparkFiles, cloudpickle
 
 from millstream.log.storage.disk import read_document, write_document
-from millstream.spark.query.job_feed import JobFeed
+from millstream.spark.query.batch_offsets import JobFeed
 from millstream.spark.query.packing import CONTROL, PLAN, to_batch
 from millstream.spark.query.state_runner import CHANGE, Shipment
 from millstream.spark.query.task_reading import Task

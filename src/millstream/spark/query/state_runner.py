@@ -52,7 +52,7 @@ from millstream.spark.query.slot_states import SlotDeltas, SlotHead
 from millstream.spark.query.task_messages import SourceControl, StepControl, StepReport, control_from_bytes
 from millstream.spark.query_failures import marked, new_mark
 from millstream.spark.session.user_code import ship
-from millstream.state.runs import Runs
+from millstream.state.run_files import Runs
 from millstream.state.tables import NEVER
 
 FIRST_OF_STEPS = 1 << 30

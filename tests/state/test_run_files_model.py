@@ -20,9 +20,9 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from millstream.state import runs as runs_module
+from millstream.state import run_files as runs_module
 from millstream.state import tables as tables_module
-from millstream.state.runs import Runs
+from millstream.state.run_files import Runs
 from millstream.state.tables import NEVER
 from properties import examples
 

@@ -1,6 +1,6 @@
 """Reads Spark's checkpoint of a job without Spark: finds the files that the next batch needs, and damage to them.
 
-Spark writes it. The offsets of the sources, those of Kafka among them, come from spark/query/job_feed.py.
+Spark writes it. The offsets of the sources, those of Kafka among them, come from spark/query/batch_offsets.py.
 
     metadata                          the query's id
     offsets/N                         the offsets that batch N ends at, written before it starts

@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 
 import millstream as ms
 from millstream.errors import DamagedState, OutputMismatch, StartOverRefused
-from millstream.jobs import checkpoint as checkpoints
+from millstream.jobs import checkpoint_reader as checkpoints
 from millstream.jobs.job_folder import DESCRIPTION, JobFolder
 from millstream.jobs.measuring.job_progress import FILE as PROGRESS
 from millstream.jobs.measuring.job_progress import read_progress
@@ -28,7 +28,7 @@ from millstream.jobs.results.refused_rows import FILE as REFUSED
 from millstream.jobs.results.refused_rows import RefusedRows
 from millstream.log import EmbeddedLog
 from millstream.plan.time.bundles import END
-from millstream.spark.query.job_feed import REACHED, REDO, JobFeed
+from millstream.spark.query.batch_offsets import REACHED, REDO, JobFeed
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.state_runner import Shipment
 

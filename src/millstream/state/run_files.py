@@ -26,7 +26,7 @@ from crc32c import crc32c
 
 from millstream.errors import DamagedState, StorageError
 from millstream.state.deltas import from_delta, to_delta
-from millstream.state.run import (
+from millstream.state.sorted_run import (
     CLOCK,
     EVENT,
     HOLD,

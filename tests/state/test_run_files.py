@@ -11,9 +11,9 @@ import polars as pl
 import pytest
 
 from millstream.errors import DamagedState, StorageError
-from millstream.state import runs as runs_module
+from millstream.state import run_files as runs_module
 from millstream.state import tables as tables_module
-from millstream.state.runs import Runs
+from millstream.state.run_files import Runs
 from millstream.state.tables import NEVER, Marks
 
 from .run_rows import EMPTY, KEYS, START, held, keys_of, nothing_kept, put, window

@@ -10,9 +10,9 @@ from typing import Any
 from millstream.errors import InvalidInput
 from millstream.plan.flow import Flow
 from millstream.provenance.bounds import why_bound
-from millstream.provenance.dead import why_dead
+from millstream.provenance.dead_letter_reasons import why_dead
 from millstream.provenance.history import History
-from millstream.provenance.late import why_late
+from millstream.provenance.late_reasons import why_late
 from millstream.provenance.panes import why_pane
 from millstream.user_lines import users_line
 

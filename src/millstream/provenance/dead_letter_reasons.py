@@ -12,7 +12,7 @@ from millstream.operators.clock import Clock
 from millstream.plan.nodes import Dead, Node, Read, Write
 from millstream.plan.time.bundles import moment
 from millstream.provenance.history import History
-from millstream.provenance.late import Record
+from millstream.provenance.late_reasons import Record
 from millstream.provenance.replaying import Moment, Origin, Replay
 
 

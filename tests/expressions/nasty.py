@@ -132,7 +132,7 @@ def switching_rows(zone: str) -> pa.Table:
         if each.astimezone(local).utcoffset() != after.astimezone(local).utcoffset()
     ]
     moments = [change + timedelta(minutes=20 * each) for change in changes for each in range(-9, 10)]
-    forms = ["", "Z", "T"]  # of another zone in a text, only Spark can tell the time, and an error says so
+    forms = ["", "Z", "T", "+02:00", f" {zone}"]
     rows = nasty_rows(len(moments))
     at, at2 = moments, [*moments[7:], *moments[:7]]
     # What clocks show, and in the gap what they skip.
@@ -142,7 +142,7 @@ def switching_rows(zone: str) -> pa.Table:
         "at2": at2,
         "day": [each.astimezone(local).date() for each in moments],
         "day2": [each.date() for each in at2],
-        "s": [_formed(text, forms[place % 3]) for place, text in enumerate(texts)],
+        "s": [_formed(text, forms[place % len(forms)]) for place, text in enumerate(texts)],
         "l": [int(each.timestamp()) for each in moments],
     }
     for name, values in made.items():

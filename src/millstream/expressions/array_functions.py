@@ -176,8 +176,12 @@ def sort_array(parts: Sequence[Lowered]) -> Lowered:
 
 def extreme(name: str) -> Function:
     def lower(parts: Sequence[Lowered]) -> Lowered:
-        ordered(item_type(parts[0]), f"array_{name}")
-        return Lowered(f"list_{name}({parts[0].sql})", item_type(parts[0]))
+        kind = item_type(parts[0])
+        ordered(kind, f"array_{name}")
+        made = f"list_{name}({{0}})"
+        if pa.types.is_floating(kind):  # 0.0 and -0.0 are equal: the first of them
+            made = f"{{0}}[list_position({{0}}, {made})]"
+        return Lowered(let(parts, made.format), kind)
 
     return Function(("array",), lower, note="nulls are skipped")
 

@@ -42,7 +42,8 @@ import pyarrow as pa
 from millstream.errors import ExpressionFailed, InvalidExpression, NeedsSpark, SparkFailed
 from millstream.expressions.clock import NOW, with_clock_column
 from millstream.expressions.column_texts import ColumnText, as_text
-from millstream.expressions.lowered import NULL_KEY, Mistake, Refusal, Unsure, type_name
+from millstream.expressions.lowered import NULL_KEY, UNREADABLE, Mistake, Refusal, Unsure, type_name
+from millstream.expressions.lowered import text as literal
 from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INSTANT, INTERVAL, NoCommonType, quoted
 from millstream.records import Schema
@@ -276,13 +277,19 @@ def _try(lowered: str, text: str, schema: Schema) -> None:
     try:
         _computed({"result": lowered}, nulls)
     except duckdb.Error as error:
-        if NULL_KEY in str(error):
+        if _is_about_rows(error, lowered):
             return
         what = Refusal(
             f"it cannot be computed: {str(error).splitlines()[0]}",
             "fix the constant or the pattern in it, or write it as a map(…)",
         )
         raise _not_lowered(what, text) from None
+
+
+def _is_about_rows(error: duckdb.Error, lowered: str) -> bool:
+    """Whether a row of nulls fails, as with a division by 0: others may not, and those that do are reported."""
+    message = str(error).partition(": ")[2]
+    return NULL_KEY in message or message.startswith(UNREADABLE) or f"error({literal(message)})" in lowered
 
 
 def evaluate(expressions: dict[str, str], rows: pa.Table) -> pa.Table:

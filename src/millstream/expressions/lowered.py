@@ -23,6 +23,8 @@ from millstream.expressions.spark_types import (
 from millstream.records.ddl import format_type
 
 NOT_LITERAL = object()
+UNREADABLE = "cannot read "
+"""How errors about texts begin that have another type."""
 NULL_KEY = "a key of a map is null"
 """The error of rows without a value, which says nothing about the expression."""
 MICROS_PER_SECOND = 1_000_000
@@ -124,6 +126,8 @@ def widened(part: Lowered, kind: pa.DataType) -> Lowered:
 NUMBER_TEXT = r"\s*[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([eE][+-]?[0-9]+)?\s*"
 WHOLE_TEXT = r"\s*[+-]?[0-9]+\s*"
 MOMENT_TEXT = r"\s*[0-9]{4}-[0-9]{2}-[0-9]{2}([ T][0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z?)?\s*"
+"""What DuckDB reads as Spark does. It ignores offsets."""
+BLANKS = " \t\n\r"
 
 
 def cast(part: Lowered, kind: pa.DataType, *, safe: bool = False) -> Lowered:
@@ -185,8 +189,8 @@ def _text_to(pattern: str, what: str) -> Any:
 
     def lower(part: Lowered, kind: pa.DataType, safe: bool) -> str:
         fits = f"regexp_full_match({part.sql}, {text(pattern)})"
-        trimmed = f"trim({part.sql}, {text(chr(32) + chr(9) + chr(10) + chr(13))})"
-        otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || {text(' as ' + what)})"
+        trimmed = f"trim({part.sql}, {text(BLANKS)})"
+        otherwise = "NULL" if safe else f"error({text(UNREADABLE)} || {part.sql} || {text(' as ' + what)})"
         read = _plain(trimmed, kind, safe)
         return f"(CASE WHEN {part.sql} IS NULL THEN NULL WHEN {fits} THEN {read} ELSE {otherwise} END)"
 
@@ -195,11 +199,12 @@ def _text_to(pattern: str, what: str) -> Any:
 
 ANY_DATE = r"(?s)[\x00-\x20]*([+-]?[0-9]{4,7})(?:-([0-9]{1,2})(?:-([0-9]{1,2})(?:[ T].*)?)?)?[\x00-\x20]*"
 """Months and days may be missing or have one digit; what follows a day is ignored."""
-MAYBE_MOMENT = r"(?s)[\x00-\x20]*([+-]?[0-9]{4,7}([-T ].*)?|T?[0-9]{1,2}:.*|T[0-9].*)"
+NO_DATE = r"(?s)[\x00-\x20\x7f]*(T?[0-9]{1,2}:.*|T[0-9].*|(-[0-9]{4,6}|\+?(0000|[0-9]{5,6}))([-\x00-\x20\x7f].*)?)"
+"""Text that Spark reads as a time of the current day, or in a year that Python does not have."""
 
 
 def _text_to_date(part: Lowered, kind: pa.DataType, safe: bool) -> str:
-    otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || ' as a date such as 2026-01-31')"
+    otherwise = "NULL" if safe else f"error({text(UNREADABLE)} || {part.sql} || ' as a date such as 2026-01-31')"
     year, month, day = (f"regexp_extract({part.sql}, {text(ANY_DATE)}, {at})" for at in (1, 2, 3))
     month, day = (f"TRY_CAST((CASE {each} WHEN '' THEN '1' ELSE {each} END) AS BIGINT)" for each in (month, day))
     first = f"make_date(TRY_CAST({year} AS BIGINT), {month}, 1)"
@@ -213,16 +218,19 @@ def _text_to_date(part: Lowered, kind: pa.DataType, safe: bool) -> str:
 
 
 def _text_to_moment(part: Lowered, kind: pa.DataType, safe: bool) -> str:
-    """`try_cast` must not be null for what Spark may be able to read: that is an error."""
-    plain: str = _text_to(MOMENT_TEXT, "a timestamp such as 2026-01-31 12:00:00")(part, kind, safe)
-    if not safe:
-        return plain
-    unclear = (
-        f"regexp_full_match({part.sql}, {text(MAYBE_MOMENT)})"
-        f" AND NOT regexp_full_match({part.sql}, {text(MOMENT_TEXT)})"
+    """Common forms in DuckDB, the others in Python. `try_cast` must not be null for what Spark reads differently."""
+    trimmed = f"trim({part.sql}, {text(BLANKS)})"
+    read = f"make_timestamp(spark_timestamp_micros({part.sql}))"
+    if safe:
+        reason = "a timestamp needs a date, with a year from 1 to 9999: 2026-01-31 12:00:00"
+        read = failing(f"regexp_full_match({part.sql}, {text(NO_DATE)})", reason, read)
+    else:
+        wrong = f"error({text(UNREADABLE)} || {part.sql} || ' as a timestamp such as 2026-01-31 12:00:00')"
+        read = f"coalesce({read}, {wrong})"
+    return (
+        f"(CASE WHEN {part.sql} IS NULL THEN NULL"
+        f" WHEN regexp_full_match({part.sql}, {text(MOMENT_TEXT)}) THEN {_plain(trimmed, kind, safe)} ELSE {read} END)"
     )
-    reason = "only Spark can tell whether this is a timestamp; write it as 2026-01-31 12:00:00"
-    return failing(unclear, reason, plain)
 
 
 def _text_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
@@ -235,7 +243,7 @@ def _text_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
 
 def _text_to_boolean(part: Lowered, kind: pa.DataType, safe: bool) -> str:
     word = f"lower(trim({part.sql}, ' '))"
-    otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || ' as a boolean')"
+    otherwise = "NULL" if safe else f"error({text(UNREADABLE)} || {part.sql} || ' as a boolean')"
     return (
         f"(CASE WHEN {word} IN ('t', 'true', 'y', 'yes', '1') THEN TRUE"
         f" WHEN {word} IN ('f', 'false', 'n', 'no', '0') THEN FALSE"

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from millstream.expressions import json_text
 from millstream.expressions.java_sort import sorted_places
+from millstream.expressions.timestamp_text import micros_of
 
 if TYPE_CHECKING:
     import duckdb
@@ -69,6 +70,7 @@ FUNCTIONS: dict[str, tuple[Callable[..., Any], tuple[str, ...], str, pa.DataType
     "spark_initcap": (_initcap, ("VARCHAR",), "VARCHAR", pa.string()),
     "spark_soundex": (_soundex, ("VARCHAR",), "VARCHAR", pa.string()),
     "spark_levenshtein": (_levenshtein, ("VARCHAR", "VARCHAR"), "INTEGER", pa.int32()),
+    "spark_timestamp_micros": (micros_of, ("VARCHAR",), "BIGINT", pa.int64()),
     "spark_crc32": (zlib.crc32, ("BLOB",), "BIGINT", pa.int64()),
     "spark_sha224": (_sha(224), ("BLOB",), "VARCHAR", pa.string()),
     "spark_sha384": (_sha(384), ("BLOB",), "VARCHAR", pa.string()),

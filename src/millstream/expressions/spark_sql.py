@@ -39,6 +39,7 @@ from millstream.expressions.refused import ABOUT_MORE_ROWS, DIFFERENT, UNREPEATA
 from millstream.expressions.spark_functions import GENERATORS, SPARK_FUNCTIONS
 from millstream.expressions.spark_types import INSTANT, INTERVAL, arithmetic_type, duckdb_name, family, quoted
 from millstream.expressions.text_functions import regexp_like
+from millstream.expressions.time_functions import WITH_UNITS, with_unit
 from millstream.records import Schema
 from millstream.records.variants import VARIANT
 from millstream.user_lines import what_exists
@@ -375,6 +376,8 @@ class _Lowering:
             return higher_order(name, self, node.expressions)
         if name in ("struct", "arrays_zip"):
             return self._struct(node.expressions) if name == "struct" else self._zipped(node.expressions)
+        if name in WITH_UNITS and len(node.expressions) == 3 and isinstance(node.expressions[0], exp.Column):
+            return with_unit(name, node.expressions[0].name, self.parts(*node.expressions[1:]))
         if name not in FUNCTIONS:
             if name in SPARK_FUNCTIONS:
                 raise Refusal(f"the function {name} runs on Spark alone", "use a map(…)")

@@ -237,7 +237,7 @@ def overlay(parts: Sequence[Lowered]) -> Lowered:
     size = f"CAST({parts[3].sql} AS BIGINT)" if len(parts) == 4 else "-1"
     size = f"(CASE WHEN {size} >= 0 THEN {size} ELSE length({by.sql}) END)"
     before = substring([s, Lowered("CAST(1 AS BIGINT)", LONG), Lowered(f"({at.sql} - 1)", LONG)])
-    after = substring([s, Lowered(f"({at.sql} + {size})", LONG)])
+    after = substring([s, Lowered(f"greatest({at.sql} + {size}, -length({s.sql}))", LONG)])
     made = f"({before.sql} || {by.sql} || {after.sql})"
     return Lowered(f"(CASE WHEN {any_null(*(part.sql for part in parts))} THEN NULL ELSE {made} END)", STRING)
 

@@ -18,11 +18,14 @@ from millstream.expressions.function_entries import (
 )
 from millstream.expressions.lowered import (
     MICROS_PER_SECOND,
+    UNREADABLE,
     Lowered,
+    Mistake,
     Refusal,
     cast,
     failing,
     floor_div,
+    moment,
     text,
     type_name,
 )
@@ -81,7 +84,7 @@ def to_timestamp(parts: Sequence[Lowered]) -> Lowered:
     made, form = for_duckdb(pattern, reading=True)
     given = parts[0].sql
     read = f"strptime({given}, {text(made)})"
-    wrong = f"error('cannot read ' || {given} || {text(f' by the pattern {pattern}')})"
+    wrong = f"error({text(UNREADABLE)} || {given} || {text(f' by the pattern {pattern}')})"
     fits = f"regexp_full_match({given}, {text(form)})"
     return Lowered(
         f"(CASE WHEN {given} IS NULL THEN NULL WHEN {fits} THEN {read} ELSE {wrong} END)", INSTANT, fails=True
@@ -162,6 +165,62 @@ def _make_date(parts: Sequence[Lowered]) -> Lowered:
     names = [f"CAST({part.sql} AS BIGINT)" for part in parts]
     missing = " OR ".join(f"{part.sql} IS NULL" for part in parts)
     return Lowered(f"(CASE WHEN {missing} THEN NULL ELSE make_date({', '.join(names)}) END)", DATE, fails=True)
+
+
+MICROS = {
+    "microsecond": 1, "millisecond": 1000, "second": MICROS_PER_SECOND, "minute": 60 * MICROS_PER_SECOND,
+    "hour": 3600 * MICROS_PER_SECOND, "day": 86400 * MICROS_PER_SECOND, "dayofyear": 86400 * MICROS_PER_SECOND,
+    "week": 7 * 86400 * MICROS_PER_SECOND,
+}  # fmt: skip
+MONTHS = {"month": 1, "quarter": 3, "year": 12}
+
+
+def time_added(unit: str, parts: Sequence[Lowered]) -> Lowered:
+    """timestampadd: a number of units later; a day that its month does not have becomes the last one of the month."""
+    number, start = f"CAST({parts[0].sql} AS BIGINT)", moment(parts[1])
+    if unit in MONTHS:
+        added = f"to_months(CAST({number} * {MONTHS[unit]} AS INTEGER))"
+    else:
+        added = f"to_microseconds({number} * {MICROS[unit]})"
+    return Lowered(f"CAST({start.sql} + {added} AS TIMESTAMP)", INSTANT, fails=True)
+
+
+def time_between(unit: str, parts: Sequence[Lowered]) -> Lowered:
+    """timestampdiff: whole units from the first to the second; below 0 if the second is earlier."""
+
+    def body(start: str, end: str) -> str:
+        if unit not in MONTHS:
+            return f"((epoch_us({end}) - epoch_us({start})) // {MICROS[unit]})"
+        days = [f"CAST({each} AS DATE)" for each in (start, end)]
+        clocks = [f"CAST({each} AS TIME)" for each in (start, end)]
+        too_early = f"{days[1]} > {days[0]} AND {clocks[1]} < {clocks[0]}"
+        too_late = f"{days[1]} < {days[0]} AND {clocks[1]} > {clocks[0]}"
+        last = f"({days[1]} + (CASE WHEN {too_early} THEN -1 WHEN {too_late} THEN 1 ELSE 0 END))"
+        packed = [
+            f"((date_part('year', {each}) * 12 + date_part('month', {each})) * 32 + date_part('day', {each}))"
+            for each in (days[0], last)
+        ]
+        return f"(({packed[1]} - {packed[0]}) // 32 // {MONTHS[unit]})"
+
+    made = [moment(part) for part in parts]
+    return Lowered(let(made, body), LONG, any(part.fails for part in made))
+
+
+WITH_UNITS = {
+    **dict.fromkeys(("timestampadd", "dateadd", "date_add"), time_added),
+    **dict.fromkeys(("timestampdiff", "timediff", "datediff", "date_diff"), time_between),
+}
+"""Functions that take a unit as a word before two other arguments."""
+
+
+def with_unit(name: str, word: str, parts: Sequence[Lowered]) -> Lowered:
+    unit, made = word.lower(), WITH_UNITS[name]
+    units = [each for each in (*MICROS, *MONTHS) if made is time_added or each != "dayofyear"]
+    if unit not in units:
+        raise Mistake(f"{name} has no unit '{word}'", f"units: {', '.join(units)}")
+    if made is time_added and parts[0].family != "number":
+        raise Mistake(f"{name} adds a whole number of units, not {type_name(parts[0].type)}", f"{name}(HOUR, 1, at)")
+    return made(unit, parts)
 
 
 TIMES: dict[str, Function] = {

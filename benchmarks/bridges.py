@@ -239,7 +239,7 @@ def flight_server(folder: str, port: Connection) -> None:
     """In its own process, until it is terminated."""
     with EmbeddedLog(folder) as log, FlightServer(log, "grpc+tcp://127.0.0.1:0") as running:
         port.send(running.port)
-        running.wait_until_interrupted()
+        running.wait_until_stopped()
 
 
 def there_and_back(log: ms.Broker, topic: str, batch: pa.RecordBatch, batches: int) -> float:

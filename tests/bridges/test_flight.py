@@ -27,6 +27,8 @@ from millstream.errors import (
     UnknownTopic,
 )
 from millstream.log import Broker, EmbeddedLog
+from millstream.log.flight.client import Connection
+from millstream.log.flight.protocol import decoded
 from waiting import until
 
 from .support import records, values
@@ -266,6 +268,54 @@ def test_the_command(log: EmbeddedLog, tmp_path: Path) -> None:
         producer.send("clicks", b"1")
     listening.end(signal.SIGINT)
     assert values(log, "clicks") == [b"1"]
+
+
+@contextmanager
+def begun(port: int, log: EmbeddedLog) -> Iterator[tuple[Any, Any, pa.RecordBatch]]:
+    """A call that stores records, before the server has any of them."""
+    connection = Connection(f"flight://127.0.0.1:{port}")
+    topic = log.topic("clicks")
+    given = {"topic": "clicks", "identity": topic.identity, "partition": 0, "producer": 7, "sequence": 0}
+    writer, answers = connection.put({**given, "sync": True, "tried_since": None}, topic.stored_schema)
+    row = {"value": b"1", "timestamp": datetime(2026, 1, 1, tzinfo=UTC)}
+    connection.ask("topics")  # the server answers later calls, so it has this one
+    yield writer, answers, pa.RecordBatch.from_pylist([row], schema=topic.stored_schema)
+    with suppress(pa.ArrowException, OSError):
+        writer.close()
+
+
+def is_refused(port: int) -> bool:
+    try:
+        ms.connect(f"flight://127.0.0.1:{port}").close()
+    except SourceUnavailable:
+        return True
+    return False
+
+
+def test_what_is_being_stored_when_it_is_terminated_is_stored_and_answered(log: EmbeddedLog, tmp_path: Path) -> None:
+    """Method: a call begins, the process gets SIGTERM and refuses others, and then the call goes on."""
+    log.create_topic("clicks")
+    listening = Listening(tmp_path / "log", "flight", "--port", "0")
+    with begun(listening.port, log) as (writer, answers, row):
+        listening.process.send_signal(signal.SIGTERM)
+        until(lambda: is_refused(listening.port), "new calls are refused")
+        writer.write_batch(row)
+        writer.done_writing()
+        assert decoded(answers.read()) == [0]
+    assert "Traceback" not in listening.process.communicate(timeout=120)[1]
+    assert listening.process.returncode == 0
+    assert values(log, "clicks") == [b"1"]
+
+
+@pytest.mark.more
+def test_a_client_that_begins_and_does_not_go_on_does_not_hold_up_the_end(log: EmbeddedLog, tmp_path: Path) -> None:
+    log.create_topic("clicks")
+    listening = Listening(tmp_path / "log", "flight", "--port", "0")
+    with begun(listening.port, log):
+        said = listening.end(signal.SIGTERM)
+    assert "its call is abandoned" in said
+    assert "Traceback" not in said
+    assert listening.process.returncode == 0
 
 
 def test_what_needs_the_log_itself_is_refused(remote: Broker, log: EmbeddedLog, server: FlightServer) -> None:

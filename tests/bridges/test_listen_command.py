@@ -62,6 +62,24 @@ def test_what_was_acknowledged_survives_kills(log: EmbeddedLog, tmp_path: Path) 
     assert values(log, "clicks") == [str(number).encode() for number in range(30)]
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("flight",),
+        pytest.param(("http", "clicks"), marks=pytest.mark.more),
+        pytest.param(("gateway",), marks=pytest.mark.more),
+        pytest.param(("tcp", "clicks"), marks=pytest.mark.more),
+    ],
+    ids=["flight", "http", "gateway", "tcp"],
+)
+@pytest.mark.parametrize("by", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.more)])
+def test_signals_end_it(log: EmbeddedLog, tmp_path: Path, arguments: tuple[str, ...], by: signal.Signals) -> None:
+    log.create_topic("clicks")
+    listening = Listening(tmp_path / "log", *arguments, "--port", "0")
+    assert "Traceback" not in listening.end(by)
+    assert listening.process.returncode == 0
+
+
 @pytest.mark.more
 def test_webhooks_into_kafka(kafka_log: KafkaLog) -> None:
     kafka_log.create_topic("clicks")

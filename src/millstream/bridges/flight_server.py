@@ -7,6 +7,7 @@ when a consumer has not polled for too long.
 from __future__ import annotations
 
 import hmac
+import queue
 import secrets
 import threading
 import time
@@ -45,6 +46,8 @@ from millstream.log.storage.validity import Malformed, check_texts
 BATCH_BYTES_MAX = 64 << 20
 READ_BYTES_MAX = 64 << 20
 SWEEP_SECONDS = 1.0
+END_SECONDS = 10.0
+"""How long the calls that run may take when the server ends."""
 MEMBERS_MAX = 1000
 """Consumers of groups that may be open at once."""
 logger = terminal.logger(__name__)
@@ -266,15 +269,33 @@ class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
         self._log = log
         self.answers = Answers(log)
         self.served = Served("flight")
+        self.has_abandoned_calls = False
+        """Arrow waits for them once more at the end of the process, and forever."""
+        self._stops: queue.SimpleQueue[None] = queue.SimpleQueue()  # unlike an event, it holds no lock in a signal
 
-    def wait_until_interrupted(self) -> None:
-        """Serves until Ctrl-C; ends memberships of consumers that are gone meanwhile."""
+    def stop(self) -> None:
+        """Ends `wait_until_stopped`; can be called by a signal."""
+        self._stops.put(None)
+
+    def wait_until_stopped(self) -> None:
+        """Ends memberships of consumers that are gone meanwhile."""
         while True:
-            time.sleep(SWEEP_SECONDS)
-            self.answers.close_silent()
+            try:
+                return self._stops.get(timeout=SWEEP_SECONDS)
+            except queue.Empty:
+                self.answers.close_silent()
 
     def close(self) -> None:
-        self.shutdown()
+        """Accepts no more calls, and lets those that run end: what is being appended is stored and answered.
+
+        A client that has begun a call and does not go on is waited for only so long.
+        """
+        ending = threading.Thread(target=self.shutdown, name="millstream-flight-end", daemon=True)
+        ending.start()
+        ending.join(END_SECONDS)
+        self.has_abandoned_calls = ending.is_alive()
+        if self.has_abandoned_calls:
+            logger.warning("a client has begun to send records and has not ended: its call is abandoned")
         self.answers.close()
 
     def __exit__(self, *raised: object) -> None:

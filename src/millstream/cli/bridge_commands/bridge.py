@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from millstream.cli.bridge_commands.stopping import on_stop
 from millstream.cli.failures import NOT_FOR_ALL
 from millstream.cli.output import show_note, show_table
 from millstream.cli.session import Session, subcommands
@@ -27,13 +28,10 @@ def run(
     Example:
       millstream bridge run bridges.toml
     """
-    import signal
-
     from millstream.bridges.fleet import Fleet, read_fleet
 
     fleet = Fleet(read_fleet(file), session.existing(), show_note, reports=_reports(session))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: fleet.stop())
+    on_stop(fleet.stop)
     fleet.run()
     if fleet.given_up:
         raise typer.Exit(NOT_FOR_ALL)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from millstream.cli.bridge_commands import listen_brokers, listen_queues, listen_sockets
+from millstream.cli.bridge_commands.stopping import on_stop
 from millstream.cli.failures import warn
 from millstream.cli.output import show_note
 from millstream.cli.session import AllowedHosts, Session, complete_topics, subcommands
 from millstream.errors import InvalidInput
+
+if TYPE_CHECKING:
+    import uvicorn
 
 Topics = Annotated[list[str], typer.Argument(metavar="TOPIC…", autocompletion=complete_topics)]
 Host = Annotated[str, typer.Option(help="The address to listen on.")]
@@ -119,13 +124,10 @@ def http(
         http_listener.listener(landing, rules, waiting_bytes_max=waiting_bytes_max) as application,
     ):
         url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local, is_tls=tls_cert is not None)
-        show_note(f"listening at {', '.join(f'{url}/{topic}' for topic in topics)} until Ctrl-C")
         running = server(application, BridgeConnection, certificate=tls_cert, key=tls_key)
-
-        def stop() -> None:
-            running.should_exit = True
-
-        landing.on_failure = stop
+        landing.on_failure = _stop_of(running)
+        on_stop(landing.on_failure)
+        show_note(f"listening at {', '.join(f'{url}/{topic}' for topic in topics)} until Ctrl-C")
         http_listener.share_processor()
         try:
             with reported(log, "http", landing):
@@ -197,10 +199,11 @@ def gateway(
         )
         taken = opening.enter_context(listening(address))
         url = _announced(session, host, taken.getsockname()[1], is_local=address.is_local, is_tls=tls_cert is not None)
-        show_note(f"the gateway is at {url}/ until Ctrl-C")
         running = server(
             application, BridgeConnection, certificate=tls_cert, key=tls_key, message_bytes_max=BODY_BYTES_MAX
         )
+        on_stop(_stop_of(running))
+        show_note(f"the gateway is at {url}/ until Ctrl-C")
         with reported(log, "gateway", served, behind):
             running.run(sockets=[taken])
 
@@ -238,9 +241,12 @@ def flight(
         with FlightServer(log, location, token=token, tls=tls) as server:
             if not address.is_local and tls is None:
                 warn("without --tls-cert, anyone on the network path can read the token and the records", as_json=False)
+            on_stop(server.stop)
             show_note(f"the log is at flight{'+tls' if tls else ''}://{host}:{server.port} until Ctrl-C")
             with reported(log, "flight", server.served):
-                server.wait_until_interrupted()
+                server.wait_until_stopped()
+    if server.has_abandoned_calls:
+        os._exit(0)
 
 
 def mqtt(
@@ -321,8 +327,6 @@ def files(
     Example:
       millstream listen files logs '/var/log/app.log*'
     """
-    import signal
-
     from millstream.bridges.growing_files.following import FolderFollower
     from millstream.bridges.growing_files.positioned import PositionedLanding
     from millstream.bridges.reports import reported
@@ -332,14 +336,22 @@ def files(
     name = bridge_name("files", " ".join(sorted(str(Path(pattern).absolute()) for pattern in patterns)))
     with session.log() as log, PositionedLanding(log, name, topic) as landing:
         follower = FolderFollower(landing, patterns, bytes_max=size_bytes(max_line), marker=marker, archive=archive)
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: follower.stop())
+        on_stop(follower.stop)
         show_note(f"following {', '.join(patterns)} for topic '{topic}' until Ctrl-C")
         try:
             with reported(log, "files", landing, follower.behind):
                 follower.run(once=once)
         finally:
             show_note(landing.counts.summary())
+
+
+def _stop_of(running: uvicorn.Server) -> Callable[[], None]:
+    """uvicorn handles signals itself while it runs, and then passes them on; this is for those before and after."""
+
+    def stop() -> None:
+        running.should_exit = True
+
+    return stop
 
 
 def _check_together(certificate: Path | None, key: Path | None) -> None:

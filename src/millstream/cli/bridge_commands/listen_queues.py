@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, Protocol
 
 import typer
 
+from millstream.cli.bridge_commands.stopping import on_stop
 from millstream.cli.output import show_note
 from millstream.cli.session import Options, Session, complete_topics
 from millstream.errors import InvalidInput
@@ -198,8 +198,7 @@ def run_until_stopped(log: Broker, kind: str, bridge: Running, landing: Entrance
     from millstream.bridges.reports import reported
 
     bridge.on_ready = lambda: show_note(f"receiving {what} until Ctrl-C")
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: bridge.stop())
+    on_stop(bridge.stop)
     try:
         with reported(log, kind, landing, bridge.behind):
             bridge.run()

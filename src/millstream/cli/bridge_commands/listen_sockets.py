@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from millstream.cli.bridge_commands.stopping import on_stop
 from millstream.cli.output import show_note
 from millstream.cli.session import Options, Session, complete_topics
 from millstream.errors import InvalidInput
@@ -266,8 +267,6 @@ def nanomsg(
 
 
 def _receive(session: Session, kind: type[PeerBridge[Address]], source: PeerSource[Address], topic: str) -> None:
-    import signal
-
     from millstream.bridges.landing import Landing
     from millstream.bridges.reports import reported
     from millstream.bridges.sockets.running import bridge_name
@@ -276,8 +275,7 @@ def _receive(session: Session, kind: type[PeerBridge[Address]], source: PeerSour
     with session.log() as log, Landing(log, bridge_name(kind.name, at), [topic]) as landing:
         bridge = kind(source, landing, topic)
         bridge.on_ready = lambda: show_note(f"receiving from {at} for topic '{topic}' until Ctrl-C")
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: bridge.stop())
+        on_stop(bridge.stop)
         try:
             with reported(log, kind.name, landing, missing=lambda: bridge.missing):
                 bridge.run()

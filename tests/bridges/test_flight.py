@@ -271,14 +271,15 @@ def test_the_command(log: EmbeddedLog, tmp_path: Path) -> None:
 
 
 @contextmanager
-def begun(port: int, log: EmbeddedLog) -> Iterator[tuple[Any, Any, pa.RecordBatch]]:
+def begun(port: int, log: EmbeddedLog, *, asks: bool = True) -> Iterator[tuple[Any, Any, pa.RecordBatch]]:
     """A call that stores records, before the server has any of them."""
     connection = Connection(f"flight://127.0.0.1:{port}")
     topic = log.topic("clicks")
     given = {"topic": "clicks", "identity": topic.identity, "partition": 0, "producer": 7, "sequence": 0}
     writer, answers = connection.put({**given, "sync": True, "tried_since": None}, topic.stored_schema)
     row = {"value": b"1", "timestamp": datetime(2026, 1, 1, tzinfo=UTC)}
-    connection.ask("topics")  # the server answers later calls, so it has this one
+    if asks:
+        connection.ask("topics")  # the server answers later calls, so it has this one
     yield writer, answers, pa.RecordBatch.from_pylist([row], schema=topic.stored_schema)
     with suppress(pa.ArrowException, OSError):
         writer.close()
@@ -290,6 +291,35 @@ def is_refused(port: int) -> bool:
     except SourceUnavailable:
         return True
     return False
+
+
+def test_so_many_calls_may_be_in_progress(log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Method: a call that does not go on takes the only place; a producer waits for it, and a reader gets an error."""
+    log.create_topic("clicks")
+    monkeypatch.setenv("MILLSTREAM_TOKEN", TOKEN)
+    with served(log, calls_max=1, token=TOKEN) as server:
+        address = f"flight://127.0.0.1:{server.port}"
+        with ms.connect(address) as remote, remote.producer(acks="all") as producer:
+            producer.send("clicks", b"0").wait()
+            with begun(server.port, log, asks=False) as (writer, answers, row):
+                until(lambda: is_refused(server.port), "the only place is taken")
+                with pytest.raises(SourceUnavailable, match="1 calls in progress"):
+                    remote.topics()
+                waiting = producer.send("clicks", b"2")
+                writer.write_batch(row)
+                writer.done_writing()
+                assert decoded(answers.read()) == [1]
+            assert waiting.wait().offset == 2
+            assert remote.topics() == ["clicks"]
+            monkeypatch.setenv("MILLSTREAM_TOKEN", "another-token-0123")
+            for _ in range(3):  # calls that are rejected leave their place
+                with pytest.raises(NoAccess):
+                    ms.connect(address)
+            assert remote.topics() == ["clicks"]
+            with pytest.raises(UnknownTopic):
+                remote.topic("none")
+            assert remote.topics() == ["clicks"]
+    assert values(log, "clicks") == [b"0", b"1", b"2"]
 
 
 def test_what_is_being_stored_when_it_is_terminated_is_stored_and_answered(log: EmbeddedLog, tmp_path: Path) -> None:

@@ -21,7 +21,15 @@ import pyarrow.flight as flight
 
 from millstream import terminal
 from millstream.bridges.reports import Served
-from millstream.errors import BufferFull, InvalidInput, InvalidRecord, MillstreamError, NotFound, UnknownTopic
+from millstream.errors import (
+    BufferFull,
+    InvalidInput,
+    InvalidRecord,
+    MillstreamError,
+    NotFound,
+    SourceUnavailable,
+    UnknownTopic,
+)
 from millstream.log.agreement.groups import TopicPartition
 from millstream.log.agreement.wakeup import Wakeup
 from millstream.log.consumer_settings import ConsumerSettings
@@ -50,6 +58,8 @@ END_SECONDS = 10.0
 """How long the calls that run may take when the server ends."""
 MEMBERS_MAX = 1000
 """Consumers of groups that may be open at once."""
+CALLS_MAX = 2000
+"""Calls in progress at once: those of a consumer that waits for records, and of a producer that stores some."""
 logger = terminal.logger(__name__)
 Question = Callable[..., Any]
 
@@ -260,12 +270,53 @@ class Tokens(flight.ServerMiddlewareFactory):  # type: ignore[misc]
             raise flight.FlightUnauthenticatedError("a valid token is required")
 
 
+class Calls(flight.ServerMiddlewareFactory):  # type: ignore[misc]
+    """Refuses calls beyond so many at a time: each has a thread of the server until it ends."""
+
+    def __init__(self, calls_max: int) -> None:
+        super().__init__()
+        self._calls_max = calls_max
+        self._lock = threading.Lock()
+        self._running = 0
+
+    def start_call(self, info: Any, headers: dict[str, list[str]]) -> Call:
+        with self._lock:
+            if self._running >= self._calls_max:
+                busy = SourceUnavailable(
+                    f"the log server has {self._calls_max:,} calls in progress and accepts no more",
+                    next_step="try again, or close consumers and producers that are not used",
+                )
+                raise flight.FlightUnavailableError(error_text(busy))
+            self._running += 1
+        return Call(self)
+
+    def completed(self) -> None:
+        with self._lock:
+            self._running -= 1
+
+
+class Call(flight.ServerMiddleware):  # type: ignore[misc]
+    def __init__(self, calls: Calls) -> None:
+        super().__init__()
+        self._calls = calls
+
+    def call_completed(self, exception: BaseException | None) -> None:
+        self._calls.completed()
+
+
 class FlightServer(flight.FlightServerBase):  # type: ignore[misc]
     def __init__(
-        self, log: EmbeddedLog, location: str, *, token: str | None = None, tls: tuple[bytes, bytes] | None = None
+        self,
+        log: EmbeddedLog,
+        location: str,
+        *,
+        token: str | None = None,
+        tls: tuple[bytes, bytes] | None = None,
+        calls_max: int = CALLS_MAX,
     ) -> None:
         certificates = [] if tls is None else [tls]
-        super().__init__(location, tls_certificates=certificates, middleware={"tokens": Tokens(token)})
+        checks = {"tokens": Tokens(token), "calls": Calls(calls_max)}  # in this order: unknown clients take no place
+        super().__init__(location, tls_certificates=certificates, middleware=checks)
         self._log = log
         self.answers = Answers(log)
         self.served = Served("flight")

@@ -60,8 +60,12 @@ MAY_IMPORT: dict[str, list[str]] = {
     "__init__": [EVERYTHING],
     "__main__": ["cli"],
 }
-FOR_TYPES_ONLY = {("plan/flow.py", "millstream.jobs.job.Job"), ("plan/apps.py", "millstream.jobs.apps.job.AppJob")}
-"""What a file names for type checkers without ever loading it: the types of what `Flow.run` and `App.run` return."""
+FOR_TYPES_ONLY = {
+    ("plan/flow.py", "millstream.jobs.job.Job"),
+    ("plan/apps.py", "millstream.jobs.apps.job.AppJob"),
+    ("expressions/column_texts.py", "pyspark.sql.Column"),
+}
+"""What a file names for type checkers without ever loading it."""
 WITHOUT_SPARK = {
     "terminal",
     "readiness",

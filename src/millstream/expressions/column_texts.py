@@ -1,12 +1,20 @@
 """A Column of PySpark as text: the same in every run, because the names of steps, and so their state, depend on it.
 
-This package never imports Spark: a Column is recognized by the name of its class.
+Spark is never imported here, except by type checkers: a Column is recognized by the name of its class.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column
+
+ExpressionLike: TypeAlias = "str | Column"
+"""What a user writes as an expression: Spark SQL as text, or a Column of PySpark."""
+ColumnsLike: TypeAlias = "ExpressionLike | Sequence[ExpressionLike]"
 
 _ARGUMENT = re.compile(r"\b[xyz]_\d+\b")
 _DECLARED = re.compile(r"[xyz]_\d+ ->|\([xyz]_\d+(?:, [xyz]_\d+)*\) ->")

@@ -47,7 +47,7 @@ def column_of(schema: Schema, name: object) -> str:
     if not isinstance(name, str) or name not in schema.names:
         hint = "; define a new one with name='expression'" if isinstance(name, str) and not name.isidentifier() else ""
         raise refusal(f"there is no column {name!r}", what_exists(name, schema.names) + hint)
-    return name
+    return str(name)
 
 
 def check_keys(schema: Schema, columns: Sequence[str], what: str) -> None:

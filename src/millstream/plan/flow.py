@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 import pyarrow as pa
 
 from millstream.errors import InvalidInput
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.plan.checks import (
     NAME,
     check_loop,
@@ -94,7 +95,7 @@ class Flow:
         self,
         source: Any,
         schema: SchemaLike | None = None,
-        event_time: str | None = None,
+        event_time: ExpressionLike | None = None,
         watermark: Watermark | None = None,
         *,
         name: str | None = None,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import pyarrow as pa
 
+from millstream.expressions.column_texts import ColumnsLike, ExpressionLike
 from millstream.expressions.expression import Expression, InDriver, expression
 from millstream.plan.bad_rows import HAVE_DEAD_LETTERS, check_dead_letters
 from millstream.plan.checks import (
@@ -78,15 +79,15 @@ class Stream(Searching):
 
     # ------------------------------------------------------------ row by row
 
-    def where(self, condition: str, *, name: str | None = None) -> Stream:
+    def where(self, condition: ExpressionLike, *, name: str | None = None) -> Stream:
         """Keeps the rows for which the condition is true."""
         return self._where(condition, name, "where")
 
-    def _where(self, condition: str, name: str | None, kind: str) -> Stream:
+    def _where(self, condition: ExpressionLike, name: str | None, kind: str) -> Stream:
         checked = expression(condition, self.schema, boolean=True)
         return self._next(self.flow.named(Where("", self.schema, (self.node,), users_line(), checked), kind, name))
 
-    def select(self, *columns: str | Sequence[str], name: str | None = None, **made: str) -> Stream:
+    def select(self, *columns: ColumnsLike, name: str | None = None, **made: ExpressionLike) -> Stream:
         """Keeps the named columns, "*" for all of them, and adds new ones given as name='expression'.
 
         Also as in PySpark: "data.*" for the fields of a struct, "data.user", "price * 2 as double", a Column. A
@@ -99,11 +100,13 @@ class Stream(Searching):
         stream, chosen, made = with_generated(self, flat(columns), made)
         return stream._project(selected(stream.schema, chosen, made), name, "select")
 
-    def with_column(self, column: str, made: str, *, name: str | None = None) -> Stream:
+    def with_column(self, column: str, made: ExpressionLike, *, name: str | None = None) -> Stream:
         """Adds a column, or replaces the one of that name."""
         return self._project(replaced(self.schema, {column: made}, "with_column"), name, "with_column")
 
-    def with_columns(self, columns: Mapping[str, str] | None = None, *, name: str | None = None, **made: str) -> Stream:
+    def with_columns(
+        self, columns: Mapping[str, ExpressionLike] | None = None, *, name: str | None = None, **made: ExpressionLike
+    ) -> Stream:
         """Adds or replaces columns, given as name='expression' or as a dict.
 
         Every expression sees the columns as they were before.
@@ -117,7 +120,7 @@ class Stream(Searching):
         """
         return self.with_column(HEADERS, set_headers(self.schema, {**(headers or {}), **set}), name=name)
 
-    def drop(self, *columns: str | Sequence[str], name: str | None = None) -> Stream:
+    def drop(self, *columns: ColumnsLike, name: str | None = None) -> Stream:
         """Removes columns."""
         return self._project(without(self.schema, flat(columns)), name, "drop")
 
@@ -128,17 +131,14 @@ class Stream(Searching):
         """
         return self._project(renamed(self.schema, {**(columns or {}), **renames}), name, "rename")
 
-    def sample(
-        self, fraction: float, *, by: str | Sequence[str] = (), seed: int = 0, name: str | None = None
-    ) -> Stream:
+    def sample(self, fraction: float, *, by: ColumnsLike = (), seed: int = 0, name: str | None = None) -> Stream:
         """Keeps about this fraction of the rows, chosen by a hash of their values: the same ones in every run.
 
         With `by`, rows that are equal in these columns are kept or dropped together, for example all of a user. By
         default the hash uses every column that is a string, a whole number, a decimal, a boolean, a date or a
         timestamp. Another `seed` chooses other rows.
         """
-        columns = (by,) if isinstance(by, str) else by
-        return self._where(sampled(self.schema, fraction, columns, seed), name, "sample")
+        return self._where(sampled(self.schema, fraction, flat([by]), seed), name, "sample")
 
     def _kept(self, column: str) -> Expression:
         return kept(self.schema, column)
@@ -207,7 +207,7 @@ class Stream(Searching):
         return self._next(self.flow.named(made, "spark", name))
 
     def with_event_time(
-        self, event_time: str, watermark: Watermark | None = None, *, name: str | None = None
+        self, event_time: ExpressionLike, watermark: Watermark | None = None, *, name: str | None = None
     ) -> Stream:
         """Sets the event time of the rows, after parsing: a column, or an expression such as "timestamp_millis(ts)".
 
@@ -243,7 +243,7 @@ class Stream(Searching):
 
     def parse(
         self,
-        column: str,
+        column: ExpressionLike,
         schema: SchemaLike | None = None,
         *,
         format: str = "json",
@@ -260,11 +260,13 @@ class Stream(Searching):
 
         return parse(self, column, schema, format, options, name)
 
-    def split(self, branches: Mapping[str, str], *, rest: str | None = None) -> dict[str, Stream]:
+    def split(self, branches: Mapping[str, ExpressionLike], *, rest: str | None = None) -> dict[str, Stream]:
         """Sends each row to the first branch whose condition is true, and the others to `rest`, if it is named."""
         return branches_of(self, "split", branches, rest, "first")
 
-    def route(self, *, match: Match = "first", rest: str | None = None, **branches: str) -> dict[str, Stream]:
+    def route(
+        self, *, match: Match = "first", rest: str | None = None, **branches: ExpressionLike
+    ) -> dict[str, Stream]:
         """Sends each row to the first branch whose condition is true, or with match="all" to every such branch.
 
         The others go to `rest`, if it is named.
@@ -282,7 +284,7 @@ class Stream(Searching):
 
     # ------------------------------------------------------------ grouping
 
-    def key_by(self, *columns: str | Sequence[str], **made: str) -> Keyed:
+    def key_by(self, *columns: ColumnsLike, **made: ExpressionLike) -> Keyed:
         """Rows with the same values in these columns belong together; without columns, all rows do.
 
         A key may be made: key_by("user", day="to_date(at)").
@@ -324,9 +326,9 @@ class Stream(Searching):
 
     def to_table(
         self,
-        key: str | Sequence[str] | None = None,
+        key: ColumnsLike | None = None,
         *,
-        deleted: str | None = None,
+        deleted: ExpressionLike | None = None,
         forget_deleted_after: str | timedelta | None = None,
         name: str | None = None,
     ) -> Table:
@@ -339,7 +341,7 @@ class Stream(Searching):
 
         return to_table(self, key, deleted, forget_deleted_after, name)
 
-    def group_by(self, *columns: str | Sequence[str], **made: str) -> Grouping:
+    def group_by(self, *columns: ColumnsLike, **made: ExpressionLike) -> Grouping:
         """Groups rows without windows, by some columns or all together; `.agg(…)` of it is a table.
 
         A column may be made: group_by("user", day="to_date(at)").
@@ -348,9 +350,7 @@ class Stream(Searching):
 
         return Grouping(*with_keys(self, columns, made, "group_by"))
 
-    def distinct(
-        self, *columns: str | Sequence[str], within: str | timedelta | None = None, name: str | None = None
-    ) -> Stream:
+    def distinct(self, *columns: ColumnsLike, within: str | timedelta | None = None, name: str | None = None) -> Stream:
         """Removes duplicates: keeps the first row for each combination of these columns, or of all columns.
 
         Of a table, it keeps one row as long as there is any. With `within`, rows of a stream whose event times are that
@@ -360,7 +360,7 @@ class Stream(Searching):
 
         return distinct(self, flat(columns), within, name)
 
-    def take(self, count: int, *, per: str | Sequence[str] = (), name: str | None = None) -> Stream:
+    def take(self, count: int, *, per: ColumnsLike = (), name: str | None = None) -> Stream:
         """The first rows of the stream, or the first of each key."""
         from millstream.plan.tables import take
 
@@ -371,7 +371,7 @@ class Stream(Searching):
         count: int,
         *,
         by: str | Sequence[str],
-        per: str | Sequence[str] = (),
+        per: ColumnsLike = (),
         rank: str | None = None,
         ties: bool = False,
         name: str | None = None,
@@ -396,7 +396,7 @@ class Stream(Searching):
         as_of: AsOfWhen | None = None,
         allowed_lateness: str | timedelta = timedelta(0),
         suffix: str = "_right",
-        condition: str | None = None,
+        condition: ExpressionLike | None = None,
         name: str | None = None,
     ) -> Stream:
         """Joins rows that are equal in some columns: `on` names them, or maps own columns to the other side's.

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pyarrow as pa
 
+from millstream.expressions.column_texts import ColumnsLike, ColumnText, ExpressionLike, as_text
 from millstream.expressions.expression import expression
 from millstream.expressions.lowered import type_name
 from millstream.plan.aggregates.basic import Aggregate, check_order
@@ -162,8 +163,8 @@ def _kept(stream: Stream, node: Node, key: tuple[str, ...]) -> Table:
 
 def to_table(
     stream: Stream,
-    key: str | Sequence[str] | None,
-    deleted: str | None,
+    key: ColumnsLike | None,
+    deleted: ExpressionLike | None,
     forget_after: str | timedelta | None,
     name: str | None,
 ) -> Table:
@@ -175,7 +176,7 @@ def to_table(
     return all_rows(stream, deleted, name)
 
 
-def all_rows(stream: Stream, deleted: str | None, name: str | None) -> Table:
+def all_rows(stream: Stream, deleted: ExpressionLike | None, name: str | None) -> Table:
     """Every row of a stream; a table is returned as it is."""
     if deleted is not None:
         raise refusal(
@@ -191,8 +192,8 @@ def all_rows(stream: Stream, deleted: str | None, name: str | None) -> Table:
 
 def latest(
     stream: Stream,
-    key: str | Sequence[str],
-    deleted: str | None,
+    key: ColumnsLike,
+    deleted: ExpressionLike | None,
     forget_after: str | timedelta | None = None,
     name: str | None = None,
 ) -> Table:
@@ -306,7 +307,7 @@ def distinct(stream: Stream, columns: Sequence[str], within: str | timedelta | N
     return Table(stream.flow, node, keys) if node.is_table or stream.is_table else Stream(stream.flow, node)
 
 
-def take(stream: Stream, count: int, per: str | Sequence[str], name: str | None) -> Stream:
+def take(stream: Stream, count: int, per: ColumnsLike, name: str | None) -> Stream:
     keys = columns_of(per, "per")
     check_keys(stream.schema, keys, "per")
     _check_count(count, "take")
@@ -319,7 +320,7 @@ def top(
     stream: Stream,
     count: int,
     by: str | Sequence[str],
-    per: str | Sequence[str],
+    per: ColumnsLike,
     rank: str | None,
     ties: bool,
     name: str | None,
@@ -349,6 +350,8 @@ def top(
 
 
 def _order(schema: Schema, text: str) -> Order:
+    if isinstance(text, ColumnText):
+        raise refusal("by is given as a Column, and an order is text", "for example by='score desc'")
     parts = _parts(text)
     if len(parts) > 1:
         listed = ", ".join(f'"{part}"' for part in parts)
@@ -401,11 +404,12 @@ def _keeps_weight_of_pane(node: Node, given: list[bool]) -> bool:
     return isinstance(node, WindowedAggregate)
 
 
-def columns_of(given: str | Sequence[str], what: str) -> tuple[str, ...]:
-    names = (given,) if isinstance(given, str) else given
-    if not isinstance(names, Sequence) or not all(isinstance(name, str) and name for name in names):
+def columns_of(given: ColumnsLike, what: str) -> tuple[str, ...]:
+    several = given if isinstance(given, Sequence) and not isinstance(given, str) else [given]
+    names = tuple(map(as_text, several))
+    if not all(isinstance(name, str) and name for name in names):
         raise refusal(f"{what} takes one column name or several, not {given!r}", f"for example {EXAMPLES[what]}")
-    return tuple(names)
+    return names
 
 
 def _check_count(count: object, verb: str) -> None:

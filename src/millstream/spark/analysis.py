@@ -5,8 +5,10 @@ Spark analyzes it over an empty DataFrame with the columns of the stream; no job
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from operator import and_
 from typing import Any
 
 import pyarrow as pa
@@ -98,6 +100,17 @@ def name_of(column: Column, schema: Schema) -> str:
             "write it as text: select('posexplode(xs) as (place, x)')",
         )
     return names[0]
+
+
+def and_none(conditions: Sequence[str], taken: Sequence[str]) -> Column:
+    """Whether all conditions are true and none of the others is; each is text or the text of a Column."""
+    if running() is None:
+        session_for_analysis()
+    own, others = (
+        [each.column if isinstance(each, ColumnText) else sf.expr(each) for each in given]
+        for given in (conditions, taken)
+    )
+    return reduce(and_, [*own, *(~sf.coalesce(each, sf.lit(False)) for each in others)])
 
 
 def empty_frame(spark: SparkSession, schema: Schema) -> DataFrame:

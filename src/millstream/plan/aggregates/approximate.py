@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from millstream import sketches
 from millstream.errors import InvalidAggregate
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.expressions.spark_types import family
 from millstream.plan.aggregates.basic import Aggregate, Fed, OfInput, check_number, known, text_of
 from millstream.sketches import Estimate
@@ -283,7 +284,12 @@ def _whole(found: Estimate, bounds: bool) -> Any:
 
 
 def approx_distinct(
-    expression: str, *, error: float = 0.02, bounds: bool = False, sketch: bool = False, of_sketches: bool = False
+    expression: ExpressionLike,
+    *,
+    error: float = 0.02,
+    bounds: bool = False,
+    sketch: bool = False,
+    of_sketches: bool = False,
 ) -> Aggregate:
     """About how many different values; `error` is the relative standard error.
 
@@ -294,13 +300,13 @@ def approx_distinct(
     return ApproxDistinct(text_of(expression, "approx_distinct"), bounds, sketch, of_sketches, error)
 
 
-def approx_set(expression: str, *, error: float = 0.02, of_sketches: bool = False) -> Aggregate:
+def approx_set(expression: ExpressionLike, *, error: float = 0.02, of_sketches: bool = False) -> Aggregate:
     """The theta sketch of the different values; `millstream.sketches` has its size, union, intersection, difference."""
     check_error("approx_set", error)
     return ApproxSet(text_of(expression, "approx_set"), False, True, of_sketches, error)
 
 
-def approx_intersection(expression: str, *, bounds: bool = False, sketch: bool = False) -> Aggregate:
+def approx_intersection(expression: ExpressionLike, *, bounds: bool = False, sketch: bool = False) -> Aggregate:
     """About how many values are in all of the sets that `approx_set` has made, such as those of two windows.
 
     `bounds` gives a struct of the estimate and its bounds, with a confidence of 95 percent. `sketch` gives the theta
@@ -310,7 +316,7 @@ def approx_intersection(expression: str, *, bounds: bool = False, sketch: bool =
 
 
 def approx_quantiles(
-    expression: str,
+    expression: ExpressionLike,
     fractions: float | Sequence[float],
     *,
     error: float = 0.0133,
@@ -337,7 +343,7 @@ def approx_quantiles(
     )
 
 
-def approx_top(expression: str, count: int, *, sketch: bool = False, of_sketches: bool = False) -> Aggregate:
+def approx_top(expression: ExpressionLike, count: int, *, sketch: bool = False, of_sketches: bool = False) -> Aggregate:
     """The `count` most frequent strings: a list of structs with the value, about how often it occurs, and the bounds.
 
     `sketch` gives the frequent items sketch itself, and `of_sketches` merges such sketches.
@@ -352,7 +358,7 @@ def approx_top(expression: str, count: int, *, sketch: bool = False, of_sketches
 
 
 def approx_count(
-    expression: str,
+    expression: ExpressionLike,
     *,
     of: str | int | None = None,
     error: float = 0.005,

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, NamedTuple
 import pyarrow as pa
 
 from millstream.errors import InvalidAggregate
-from millstream.expressions.column_texts import as_text
+from millstream.expressions.column_texts import ExpressionLike, as_text
 from millstream.expressions.spark_types import DIGITS_MAX, family
 from millstream.records import Schema
 from millstream.user_lines import AtUsersLine, users_line
@@ -347,7 +347,7 @@ def total(values: Sequence[float]) -> float:
 # ---------------------------------------------------------------- public functions
 
 
-def sum(expression: str) -> Aggregate:
+def sum(expression: ExpressionLike) -> Aggregate:
     """The sum of a number; a bigint for integers. Emitting a sum that does not fit its type is an error."""
     return Sum(text_of(expression, "sum"))
 
@@ -357,47 +357,47 @@ def count() -> Aggregate:
     return Count()
 
 
-def min(expression: str) -> Aggregate:
+def min(expression: ExpressionLike) -> Aggregate:
     """The smallest value; nulls are ignored."""
     return Min(text_of(expression, "min"))
 
 
-def max(expression: str) -> Aggregate:
+def max(expression: ExpressionLike) -> Aggregate:
     """The largest value; nulls are ignored."""
     return Max(text_of(expression, "max"))
 
 
-def mean(expression: str) -> Aggregate:
+def mean(expression: ExpressionLike) -> Aggregate:
     """The average, a double; nulls are ignored."""
     return Mean(text_of(expression, "mean"))
 
 
-def stddev(expression: str) -> Aggregate:
+def stddev(expression: ExpressionLike) -> Aggregate:
     """The sample standard deviation; null for fewer than two values."""
     return Stddev(text_of(expression, "stddev"))
 
 
-def first(expression: str) -> Aggregate:
+def first(expression: ExpressionLike) -> Aggregate:
     """The value in the row with the smallest event time; of several, the first to arrive."""
     return First(text_of(expression, "first"))
 
 
-def last(expression: str) -> Aggregate:
+def last(expression: ExpressionLike) -> Aggregate:
     """The value in the row with the largest event time; of several, the last to arrive."""
     return Last(text_of(expression, "last"))
 
 
-def collect(expression: str) -> Aggregate:
+def collect(expression: ExpressionLike) -> Aggregate:
     """All values, in order of arrival."""
     return Collect(text_of(expression, "collect"))
 
 
-def distinct_count(expression: str) -> Aggregate:
+def distinct_count(expression: ExpressionLike) -> Aggregate:
     """The number of different values; nulls are ignored."""
     return DistinctCount(text_of(expression, "distinct_count"))
 
 
-def top(expression: str, count: int, *, by: str | None = None) -> Aggregate:
+def top(expression: ExpressionLike, count: int, *, by: ExpressionLike | None = None) -> Aggregate:
     """The `count` values with the largest `by`, or the largest values themselves."""
     if not isinstance(count, int) or isinstance(count, bool) or count < 1:
         raise InvalidAggregate(

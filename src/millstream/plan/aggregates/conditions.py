@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.plan.aggregates.basic import Aggregate, Fed, OfInput, known, text_of
 
 CONDITION = "a condition, which is true or false"
@@ -56,17 +57,17 @@ class All(OfCondition):
 # ---------------------------------------------------------------- public functions
 
 
-def count_if(condition: str) -> Aggregate:
+def count_if(condition: ExpressionLike) -> Aggregate:
     """The number of rows for which the condition is true."""
     return CountIf(text_of(condition, "count_if"))
 
 
-def any(condition: str) -> Aggregate:
+def any(condition: ExpressionLike) -> Aggregate:
     """Whether the condition is true for at least one row; null if it is null for all."""
     return Any(text_of(condition, "any"))
 
 
-def all(condition: str) -> Aggregate:
+def all(condition: ExpressionLike) -> Aggregate:
     """Whether the condition is true for every row in which it is not null; null if it is null for all."""
     return All(text_of(condition, "all"))
 

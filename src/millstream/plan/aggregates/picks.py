@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.plan.aggregates.basic import (
     Aggregate,
     Fed,
@@ -83,16 +84,16 @@ def _rank(row: Fed) -> tuple[bool, Any]:
 # ---------------------------------------------------------------- public functions
 
 
-def max_by(expression: str, by: str) -> Aggregate:
+def max_by(expression: ExpressionLike, by: ExpressionLike) -> Aggregate:
     """The value in the row with the largest `by`, which is not null; of several, the first to arrive."""
     return MaxBy(text_of(expression, "max_by"), text_of(by, "by"))
 
 
-def min_by(expression: str, by: str) -> Aggregate:
+def min_by(expression: ExpressionLike, by: ExpressionLike) -> Aggregate:
     """The value in the row with the smallest `by`, which is not null; of several, the first to arrive."""
     return MinBy(text_of(expression, "min_by"), text_of(by, "by"))
 
 
-def collect_set(expression: str) -> Aggregate:
+def collect_set(expression: ExpressionLike) -> Aggregate:
     """Each value once, in order of first arrival; nulls are ignored."""
     return CollectSet(text_of(expression, "collect_set"))

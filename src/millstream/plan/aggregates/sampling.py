@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from millstream import bloom_filters
 from millstream.errors import InvalidAggregate
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.plan.aggregates.approximate import Sketched, check_error
 from millstream.plan.aggregates.basic import Aggregate, Fed, OfInput, check_number, text_of
 from millstream.user_lines import users_line
@@ -85,7 +86,7 @@ class Bloom(Sketched):
 # ---------------------------------------------------------------- public functions
 
 
-def sample(expression: str, count: int, *, weight: str | None = None) -> Aggregate:
+def sample(expression: ExpressionLike, count: int, *, weight: ExpressionLike | None = None) -> Aggregate:
     """A random sample of `count` values, each row with the same chance; of fewer rows, all values. Nulls are ignored.
 
     With `weight`, a row of twice the weight has twice the chance to be chosen first; one of weight 0 has none.
@@ -99,7 +100,9 @@ def sample(expression: str, count: int, *, weight: str | None = None) -> Aggrega
     return Sample(text_of(expression, "sample"), count, None if weight is None else text_of(weight, "weight"))
 
 
-def bloom(expression: str, *, capacity: int = 100_000, error: float = 0.01, of_sketches: bool = False) -> Aggregate:
+def bloom(
+    expression: ExpressionLike, *, capacity: int = 100_000, error: float = 0.01, of_sketches: bool = False
+) -> Aggregate:
     """A Bloom filter of the values, as binary; `millstream.bloom_filters.might_contain` asks whether one was there.
 
     Of up to `capacity` different values, `error` is the fraction of others that it takes for one of them; a value that

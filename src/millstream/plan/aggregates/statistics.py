@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from millstream.errors import InvalidAggregate
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.plan.aggregates.basic import (
     Aggregate,
     Fed,
@@ -115,22 +116,22 @@ def _between(values: Sequence[float], fraction: float) -> float:
 # ---------------------------------------------------------------- public functions
 
 
-def variance(expression: str) -> Aggregate:
+def variance(expression: ExpressionLike) -> Aggregate:
     """The sample variance; null for fewer than two values."""
     return Variance(text_of(expression, "variance"))
 
 
-def var_pop(expression: str) -> Aggregate:
+def var_pop(expression: ExpressionLike) -> Aggregate:
     """The population variance; nulls are ignored."""
     return VarPop(text_of(expression, "var_pop"))
 
 
-def stddev_pop(expression: str) -> Aggregate:
+def stddev_pop(expression: ExpressionLike) -> Aggregate:
     """The population standard deviation; nulls are ignored."""
     return StddevPop(text_of(expression, "stddev_pop"))
 
 
-def percentile(expression: str, fraction: float | Sequence[float]) -> Aggregate:
+def percentile(expression: ExpressionLike, fraction: float | Sequence[float]) -> Aggregate:
     """The exact percentile, interpolated, for a fraction from 0 to 1; for a list of fractions, a list."""
     is_list = not isinstance(fraction, int | float)
     fractions = tuple(fraction) if isinstance(fraction, Sequence) and not isinstance(fraction, str) else (fraction,)
@@ -143,12 +144,12 @@ def percentile(expression: str, fraction: float | Sequence[float]) -> Aggregate:
     return Percentile(text_of(expression, "percentile"), tuple(map(float, fractions)), is_list)
 
 
-def median(expression: str) -> Aggregate:
+def median(expression: ExpressionLike) -> Aggregate:
     """The exact median, a double; the mean of the middle two of an even count."""
     return Percentile(text_of(expression, "median"), (0.5,), is_list=False)
 
 
-def mode(expression: str) -> Aggregate:
+def mode(expression: ExpressionLike) -> Aggregate:
     """The most frequent value; of several, the first to arrive. Nulls are ignored."""
     return Mode(text_of(expression, "mode"))
 

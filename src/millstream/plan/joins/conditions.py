@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from millstream.errors import InvalidExpression
-from millstream.expressions.column_texts import ColumnText, as_text
+from millstream.expressions.column_texts import ColumnText, ExpressionLike, as_text
 from millstream.expressions.expression import ANALYZER, Expression, expression, lowered_expression, parsed
 from millstream.plan.checks import refusal
 from millstream.plan.nodes import COMPUTED
@@ -49,14 +49,16 @@ class Checked:
     """For each side, the hidden columns that the condition uses, to be made before the join."""
 
 
-def checked_condition(given: str | None, sides: Sequence[Columns], fields: Sequence[pa.Field], how: How) -> Checked:
+def checked_condition(
+    condition: ExpressionLike | None, sides: Sequence[Columns], fields: Sequence[pa.Field], how: How
+) -> Checked:
     """Checks a condition over the columns of a pair, whose fields are those of both sides under their output names."""
-    if given is None:
+    if condition is None:
         return Checked()
     shown = [each for each in fields if not each.name.startswith(COMPUTED)]
     with AtUsersLine():
         columns = Schema.from_arrow(pa.schema(shown))
-    given = as_text(given)
+    given: str = as_text(condition)
     made = _expression(given, columns)
     if made.makes_rows:
         raise refusal(f"'{made}' makes several rows of one, which a condition cannot", "make them in a select(…) first")
@@ -84,7 +86,7 @@ def checked_condition(given: str | None, sides: Sequence[Columns], fields: Seque
     return Checked(_inside(replace(lowered, spark=made.spark), types), parts=parts)
 
 
-def kept_where(joined: AnyStream, condition: str | None) -> AnyStream:
+def kept_where(joined: AnyStream, condition: ExpressionLike | None) -> AnyStream:
     """The pairs that satisfy a condition; late rows are those of the join."""
     if condition is None:
         return joined
@@ -94,7 +96,7 @@ def kept_where(joined: AnyStream, condition: str | None) -> AnyStream:
     return type(joined)(joined.flow, made.node, *key)
 
 
-def matched(flow: Flow, node: Join, columns: Sequence[pa.Field], condition: str) -> Join:
+def matched(flow: Flow, node: Join, columns: Sequence[pa.Field], condition: ExpressionLike) -> Join:
     """A join with an input for the pairs that satisfy its condition, given the columns of a pair.
 
     An inner join of the same rows finds the pairs, in the batch in which the join needs them.

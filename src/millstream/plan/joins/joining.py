@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeVar, cast
 import pyarrow as pa
 
 from millstream.errors import InvalidPlan
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.flow import Flow
 from millstream.plan.joins.conditions import checked_condition, kept_where, matched
@@ -106,7 +107,7 @@ def join(
     as_of: AsOfWhen | None,
     lateness: str | timedelta,
     suffix: str,
-    condition: str | None,
+    condition: ExpressionLike | None,
     name: str | None,
 ) -> Stream:
     stream, other = _rows_of(stream), _rows_of(other)
@@ -165,7 +166,7 @@ def join_in_windows(
     on: On,
     how: How,
     suffix: str,
-    condition: str | None,
+    condition: ExpressionLike | None,
     name: str | None,
 ) -> Joined:
     if isinstance(other, Side):
@@ -216,7 +217,7 @@ def _rows_of(given: Given) -> Given:
 
 
 def _shape(
-    stream: Stream, other: Other, on: On, how: How, suffix: str, condition: str | None
+    stream: Stream, other: Other, on: On, how: How, suffix: str, condition: ExpressionLike | None
 ) -> tuple[Stream, Other, _Shape]:
     """Both sides, with what they are joined on as columns, and the shape of the join."""
     if not isinstance(other, Stream | Side):

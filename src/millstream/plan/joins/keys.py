@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import pyarrow as pa
 
 from millstream.errors import InvalidExpression
-from millstream.expressions.column_texts import as_text
+from millstream.expressions.column_texts import ExpressionLike, as_text
 from millstream.expressions.expression import Expression, evaluate, expression
 from millstream.expressions.lowered import type_name
 from millstream.plan.checks import check_key_type, check_keys, column_of, refusal
@@ -24,7 +24,9 @@ from millstream.records import Schema
 if TYPE_CHECKING:
     from millstream.plan.joins.joining import Side
 
-On = str | Sequence[str | tuple[str, str]] | Mapping[str, str]
+On: TypeAlias = (
+    "ExpressionLike | Sequence[ExpressionLike | tuple[ExpressionLike, ExpressionLike]] | Mapping[str, ExpressionLike]"
+)
 """A column or an expression of both sides, several of them, or pairs of an own and another one."""
 NO_CONDITION = (
     "on= is not a condition, but what is equal on both sides: on={'lower(user)': 'lower(name)'}; "

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Any
@@ -44,6 +44,11 @@ def result_schema(function: Callable[[Any], Any], schema: Schema) -> Schema:
 def name_of(column: Any, schema: Schema) -> str:
     """The name that Spark gives to a Column of PySpark."""
     return str(import_module(ANALYZER).name_of(column, schema))
+
+
+def and_none(conditions: Sequence[str], taken: Sequence[str]) -> Any:
+    """`checks.and_none` as a Column, where one of the conditions is a Column."""
+    return import_module(ANALYZER).and_none(conditions, taken)
 
 
 def dataframe_of(rows: pa.Table) -> Any:

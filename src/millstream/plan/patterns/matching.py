@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING, TypeVar
 
+from millstream.expressions.column_texts import ColumnsLike, ExpressionLike
 from millstream.plan.checks import check_stream, refusal, without_event_time
 from millstream.plan.patterns.checked import refuse_lookahead, search
 from millstream.plan.patterns.measured import Measured
@@ -45,7 +46,7 @@ class Found(Stream):
 
     node: Match
 
-    def select(self, *columns: str | Sequence[str], name: str | None = None, **made: str) -> Stream:
+    def select(self, *columns: ColumnsLike, name: str | None = None, **made: ExpressionLike) -> Stream:
         """Measures of each match: a column, "order.id" (of the last row of `order`), or name='sum(order.amount)'.
 
         `first(a.x)`, `last(a.x, 1)`, `sum`, `avg`, `min`, `max` and `count` are over the rows of a variable; `match`,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from millstream.expressions.column_texts import ColumnText, ExpressionLike
 from millstream.expressions.expression import Expression, expression
 from millstream.plan.checks import refusal
 from millstream.plan.patterns.node import Match
@@ -19,7 +20,7 @@ from millstream.records.ddl import format_type
 from millstream.user_lines import users_line
 
 
-def measured(node: Match, columns: Sequence[str], made: Mapping[str, str]) -> list[tuple[str, Expression]]:
+def measured(node: Match, columns: Sequence[str], made: Mapping[str, ExpressionLike]) -> list[tuple[str, Expression]]:
     """The columns of `select` on matches."""
     if not columns and not made:
         raise refusal("select needs at least one column", f"columns that exist: {', '.join(node.schema.names)}")
@@ -39,8 +40,10 @@ def measured(node: Match, columns: Sequence[str], made: Mapping[str, str]) -> li
     return found
 
 
-def measure(node: Match, text: str) -> Expression:
+def measure(node: Match, text: ExpressionLike) -> Expression:
     """An expression over a match."""
+    if not isinstance(text, str) or isinstance(text, ColumnText):
+        raise refusal(f"a measure is text, not {text!r}", "for example select(total='sum(order.amount)')")
     given = node.inputs[0].schema
     rules = node.search.rules
     reader = _Measures(given, [*rules.variables, *rules.subsets], line=users_line())

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.expressions.expression import Expression, expression
 from millstream.expressions.lowered import type_name
 from millstream.expressions.spark_types import quoted
@@ -29,7 +30,7 @@ def kept(schema: Schema, column: str) -> Expression:
     return Expression(f"`{column}`", quoted(column), schema.field(column).type, frozenset({column}))
 
 
-def replaced(schema: Schema, made: Mapping[str, str], verb: str) -> Made:
+def replaced(schema: Schema, made: Mapping[str, ExpressionLike], verb: str) -> Made:
     """All columns, with new ones added or replaced; every expression sees the columns as they were."""
     if not made:
         raise refusal(f"{verb} needs at least one column", f"for example {verb}(total='price * quantity')")

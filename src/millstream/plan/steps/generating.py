@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.expressions.expression import expression
 from millstream.expressions.generators import STRUCT, Call, call_of, generated
 from millstream.expressions.lowered import Mistake
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 
 
 def with_generated(
-    stream: Stream, columns: Sequence[str], made: Mapping[str, str]
-) -> tuple[Stream, tuple[str, ...], dict[str, str]]:
+    stream: Stream, columns: Sequence[str], made: Mapping[str, ExpressionLike]
+) -> tuple[Stream, tuple[str, ...], dict[str, ExpressionLike]]:
     """What is left to select once rows are made: the stream of them, the columns to keep, and expressions by name."""
     calls = {
         column: call

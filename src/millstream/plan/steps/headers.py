@@ -46,7 +46,13 @@ def set_headers(schema: Schema, given: Mapping[str, str]) -> str:
 
 
 def _as_bytes(schema: Schema, name: str, text: str) -> str:
-    kind = expression(text, schema).type
+    made = expression(text, schema)
+    if made.native is not None:
+        raise refusal(
+            f"the header '{name}' is given as a Column, and headers are given as text",
+            f"make it a column first: with_column('{name}', …), then with_headers({{'{name}': '`{name}`'}})",
+        )
+    kind = made.type
     if pa.types.is_nested(kind):
         raise refusal(
             f"the header '{name}' would be {type_name(kind)}, and a header is bytes", "make it a text: to_json(…)"

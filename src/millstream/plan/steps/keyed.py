@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, overload
 import pyarrow as pa
 
 from millstream.errors import InvalidAggregate, InvalidWindow
+from millstream.expressions.column_texts import ExpressionLike
 from millstream.expressions.expression import Expression
 from millstream.plan.aggregates.basic import Aggregate
 from millstream.plan.aggregates.texts import named
@@ -306,7 +307,7 @@ class Windowed(Hinted):
         how: How = "inner",
         *,
         suffix: str = "_right",
-        condition: str | None = None,
+        condition: ExpressionLike | None = None,
         name: str | None = None,
     ) -> Joined:
         """Joins the rows of two streams that are in the same window and equal in some columns.

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from millstream.expressions.column_texts import ExpressionLike, as_text
 from millstream.plan.checks import column_of, refusal
 from millstream.plan.nodes import Parse
 from millstream.records import Codec, Schema, SchemaLike, codec
@@ -23,10 +24,15 @@ FORMATS = ("json", "csv", "avro", "protobuf", "regex", "grok")
 
 
 def parse(
-    stream: Stream, column: str, schema: SchemaLike | None, format: str, options: Mapping[str, Any], name: str | None
+    stream: Stream,
+    encoded: ExpressionLike,
+    schema: SchemaLike | None,
+    format: str,
+    options: Mapping[str, Any],
+    name: str | None,
 ) -> Stream:
     given = stream.schema
-    column_of(given, column)
+    column = column_of(given, as_text(encoded))
     kind = given.field(column).type
     if not (pa.types.is_string(kind) or pa.types.is_binary(kind)):
         raise refusal(f"parse takes a string or binary column, but '{column}' is {kind}", "name the encoded column")

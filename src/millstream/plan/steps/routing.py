@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, get_args
 
+from millstream.expressions.column_texts import ColumnText, ExpressionLike, as_text
 from millstream.expressions.expression import expression
 from millstream.plan.checks import NAME, and_none, refusal
+from millstream.plan.on_spark import engine
 
 if TYPE_CHECKING:
     from millstream.plan.stream import Stream
@@ -19,7 +21,7 @@ EXAMPLES = {
 
 
 def branches_of(
-    stream: Stream, kind: str, conditions: Mapping[str, str], rest: str | None, match: str
+    stream: Stream, kind: str, conditions: Mapping[str, ExpressionLike], rest: str | None, match: str
 ) -> dict[str, Stream]:
     """`kind` is the step's name in errors and plans."""
     if not isinstance(conditions, Mapping) or not conditions:
@@ -32,14 +34,19 @@ def branches_of(
     if rest in conditions:
         raise refusal(f"there are two branches named '{rest}'", f"taken: {', '.join(conditions)}")
     for condition in conditions.values():
-        if expression(condition, stream.schema, boolean=True).native is not None:
-            raise refusal(f"{kind} takes conditions as text, not Columns", "write them as Spark SQL, or use where(…)")
+        expression(condition, stream.schema, boolean=True)
+    given = {branch: as_text(condition) for branch, condition in conditions.items()}
+    joined = engine.and_none if any(isinstance(each, ColumnText) for each in given.values()) else _as_text
     taken: list[str] = []
     made = {}
-    for branch, condition in conditions.items():
+    for branch, condition in given.items():
         before = taken if match == "first" else []
-        made[branch] = stream._where(and_none([f"({condition})"], before), None, f"{kind} {branch}")
+        made[branch] = stream._where(joined([condition], before), None, f"{kind} {branch}")
         taken.append(condition)
     if rest is not None:
-        made[rest] = stream._where(and_none([], taken), None, f"{kind} {rest}")
+        made[rest] = stream._where(joined([], taken), None, f"{kind} {rest}")
     return made
+
+
+def _as_text(conditions: Sequence[str], taken: Sequence[str]) -> str:
+    return and_none([f"({each})" for each in conditions], taken)

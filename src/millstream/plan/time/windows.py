@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError, available_timezones
 
 from millstream.errors import InvalidWindow
+from millstream.expressions.column_texts import ExpressionLike, as_text
 from millstream.records import duration, format_duration, signed_duration
 from millstream.user_lines import AtUsersLine, users_line, what_exists
 
@@ -178,7 +179,7 @@ def rows(count: int, *, every: int | None = None) -> Rows:
     return Rows(count, period)
 
 
-def delta_window(column: str, threshold: float, *, slides: bool = False) -> DeltaWindow:
+def delta_window(column: ExpressionLike, threshold: float, *, slides: bool = False) -> DeltaWindow:
     """A new window starts with a row whose `column` differs by `threshold` or more from the window's first row.
 
     With `slides`, every row emits a window of itself and the rows before it, back to the last one whose `column`
@@ -193,7 +194,7 @@ def delta_window(column: str, threshold: float, *, slides: bool = False) -> Delt
     return DeltaWindow(_text(column, "delta_window takes a column", "delta_window('speed', 10)"), threshold, slides)
 
 
-def closed_by(predicate: str) -> ClosedBy:
+def closed_by(predicate: ExpressionLike) -> ClosedBy:
     """A row that satisfies the predicate is the last of its window."""
     return ClosedBy(_text(predicate, "closed_by takes a condition", "closed_by(\"kind = 'end'\")"))
 
@@ -204,9 +205,10 @@ def everything() -> Everything:
 
 
 def _text(value: object, what: str, example: str) -> str:
-    if not isinstance(value, str) or not value.strip():
+    text = as_text(value)
+    if not isinstance(text, str) or not text.strip():
         raise _refuse(f"{what} as text, not {value!r}", f"for example {example}")
-    return value
+    return text
 
 
 def _positive(span: str | timedelta, what: str) -> timedelta:

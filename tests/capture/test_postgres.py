@@ -17,7 +17,15 @@ from millstream.capture.postgres import pgoutput
 from millstream.capture.postgres.database import PostgresDatabase
 from millstream.capture.postgres.slots import check, slots
 from millstream.cli.app import app
-from millstream.errors import InvalidInput, MillstreamError, NotFound, OffsetLost, SourceUnavailable, StorageError
+from millstream.errors import (
+    AlreadyExists,
+    InvalidInput,
+    MillstreamError,
+    NotFound,
+    OffsetLost,
+    SourceUnavailable,
+    StorageError,
+)
 from millstream.log import EmbeddedLog
 from postgres_server import Server
 from waiting import until
@@ -219,9 +227,12 @@ def test_a_slot_in_use_and_a_lost_slot_are_refused(log, db, dsn, monkeypatch, tm
         running.step(0.05)
         slot = running.database.slot
         with EmbeddedLog(tmp_path / "another") as another:
-            for into in (log, another):
+            for into, error, reason in (
+                (log, SourceUnavailable, "is in use by process"),
+                (another, AlreadyExists, "made by another capture"),
+            ):
                 before = everything(db, slot, into)
-                with pytest.raises(SourceUnavailable, match="is in use by process"):
+                with pytest.raises(error, match=reason):
                     capture(into, dsn, "orders", "places")
                 assert everything(db, slot, into) == before
             assert another.topics() == []
@@ -236,6 +247,78 @@ def test_a_slot_in_use_and_a_lost_slot_are_refused(log, db, dsn, monkeypatch, tm
     db.execute("SELECT pg_drop_replication_slot(%s)", (slot,))
     with pytest.raises(OffsetLost, match="was dropped"):
         capture(log, dsn, "orders")
+
+
+def test_a_capture_into_another_log_does_not_take_the_slot(log, db, dsn, tmp_path) -> None:
+    """Method: no capture runs, so the slot is free; also while the first has not stored a position yet."""
+    with EmbeddedLog(tmp_path / "another") as another:
+
+        def refused(slot):
+            wait_until_free(db, slot)
+            before = everything(db, slot, another)
+            with pytest.raises(AlreadyExists, match=f"the slot '{slot}' and its publication") as found:
+                capture(another, dsn, "orders", "places")
+            assert "--remove" in found.value.next_step
+            assert "--name" in found.value.next_step
+            assert everything(db, slot, another) == before
+            assert another.topics() == []
+
+        with capture(log, dsn, "orders") as running:
+            slot = running.database.slot
+        refused(slot)
+        with capture(log, dsn, "orders") as running:
+            running.catch_up()
+        db.execute("INSERT INTO orders VALUES (1)")
+        refused(slot)
+        with capture(log, dsn, "orders") as running:
+            running.catch_up()
+        assert [each["after"]["id"] for each in records(log, "orders")] == [1]
+        wait_until_free(db, slot)
+        with capture(another, dsn, "orders", name="other") as running:
+            running.catch_up()
+        assert records(another, "orders")[0]["after"]["id"] == 1
+
+
+def test_a_slot_that_another_log_has_now_is_not_read(log, db, dsn, tmp_path) -> None:
+    """Method: the capture is removed, and made again into another log, before the first log continues."""
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+    slot, name = running.database.slot, running.name
+    wait_until_free(db, slot)
+    left = PostgresDatabase(dsn, {}, name)
+    assert left.remove()
+    left.close()
+    with EmbeddedLog(tmp_path / "another") as another:
+        with capture(another, dsn, "orders") as running:
+            running.catch_up()
+        wait_until_free(db, slot)
+        before = everything(db, slot, log)
+        with pytest.raises(OffsetLost, match="made again by another capture"):
+            capture(log, dsn, "orders")
+        assert everything(db, slot, log) == before
+        db.execute("INSERT INTO orders VALUES (1)")
+        with capture(another, dsn, "orders") as running:
+            running.catch_up()
+        assert [each["after"]["id"] for each in records(another, "orders")] == [1]
+
+
+def test_a_capture_of_an_older_version_continues(log, db, dsn) -> None:
+    """Method: without the comment on its publication, and without an owner in the log."""
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+        name, position = running.name, running.position
+    slot = running.database.slot
+    wait_until_free(db, slot)
+    db.execute(f"COMMENT ON PUBLICATION {slot} IS NULL; INSERT INTO orders VALUES (1)")
+    with log.producer() as producer:
+        old = {key: value for key, value in position.items() if key != "owner"}
+        producer.send(f"_capture.{name}", json.dumps(old), key=name)
+    for id in (2, 3):
+        with capture(log, dsn, "orders") as running:
+            running.catch_up()
+        db.execute("INSERT INTO orders VALUES (%s)", (id,))
+        wait_until_free(db, slot)
+    assert [each["after"]["id"] for each in records(log, "orders")] == [1, 2]
 
 
 def test_a_table_that_is_dropped_stops_the_capture(log, db, dsn, monkeypatch) -> None:

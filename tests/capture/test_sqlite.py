@@ -244,6 +244,34 @@ def test_another_database_under_the_name_is_refused(log, path, tmp_path) -> None
         capture(log, tmp_path / "new.db")
 
 
+def test_a_capture_into_another_log_does_not_take_the_triggers(log, path, tmp_path) -> None:
+    """Method: also while the first has not stored a position yet, and after it was removed."""
+    with EmbeddedLog(tmp_path / "another") as another, connected(path) as db:
+
+        def refused():
+            before = list(db.iterdump())
+            with pytest.raises(AlreadyExists, match="'_millstream_changes_app' and its triggers") as found:
+                capture(another, path, "notes", "codes")
+            assert "--remove" in found.value.next_step
+            assert list(db.iterdump()) == before
+            assert another.topics() == []
+
+        with capture(log, path, "notes"):
+            pass
+        refused()
+        with capture(log, path, "notes") as running:
+            running.catch_up()
+        db.execute("INSERT INTO notes VALUES ('hello')")
+        refused()
+        with capture(log, path, "notes") as running:
+            running.catch_up()
+            running.database.remove()
+        assert len(records(log, "notes")) == 1
+        with capture(another, path, "notes") as running:
+            running.catch_up()
+        assert len(records(another, "notes")) == 1
+
+
 def test_the_newest_capture_of_a_name_takes_over(log, path) -> None:
     with connected(path) as db, capture(log, path) as old:
         old.catch_up()

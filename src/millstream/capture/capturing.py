@@ -1,12 +1,13 @@
 """Changes go into the log in whole steps: each is one transaction, with the position after it.
 
-open: fence an older capture of the name, read the newest position
+open: fence an older capture of the name, read the newest position, store the owner of what is made in the database
 step: changes and position in one transaction; then the database may forget them
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 from collections.abc import Callable, Container
 from contextlib import ExitStack
@@ -16,7 +17,7 @@ from typing import Any, Self
 
 from millstream import terminal
 from millstream.capture.adding import Requests, requested
-from millstream.capture.capturing_topics import POSITIONS, SEGMENT_BYTES, create_if_missing, newest_position
+from millstream.capture.capturing_topics import OWNER, POSITIONS, SEGMENT_BYTES, Stored, create_if_missing, newest
 from millstream.capture.changes import TableShape
 from millstream.capture.ports import Database, Opener, Piece, Position
 from millstream.capture.stepping import RETRY_SECONDS, repeat
@@ -64,9 +65,10 @@ class Capture:
         self._opened = opened
         self.database: Database = opened(name)
         try:
-            before = newest_position(log, self.name)
+            stored = newest(log, self.name)
+            before, self._owner = stored.position, stored.owner or secrets.token_hex(8)
             self._add_again(before)
-            shapes = self.database.check(before)
+            shapes = self.database.check(before, self._owner)
             self._check_topics(shapes, {} if before is None else before["tables"])
             self._check_same_topics(shapes, before)
             self.tables = {shape.name: shape.topic for shape in shapes}
@@ -75,18 +77,27 @@ class Capture:
             self.database.close()
             raise
         try:
-            before = newest_position(log, self.name)  # again: an older capture was still writing until now
+            stored = newest(log, self.name)  # again: an older capture was still writing until now
+            before, self._owner = stored.position, stored.owner or self._owner
             self._add_again(before)
             create_if_missing(log, POSITIONS + self.name, compaction=True, segment_bytes=SEGMENT_BYTES)
+            self._store_owner(stored)
             if self._list is not None:
                 create_if_missing(log, self._list, schema=SCHEMA, **{**settings, "partitions": 1})
                 self._requests = Requests(log, self.name)
             for shape in shapes:
                 self._fit(shape)
-            self.position = self.database.begin(before)
+            self.position = self.database.begin(before, self._owner)
         except BaseException:
             self.close()
             raise
+
+    def _store_owner(self, stored: Stored) -> None:
+        """So that what is made in the database is known to be of this log, also after a kill before the first step."""
+        if stored.owner is None:
+            with self._producer.transaction():
+                document = {**(stored.position or {}), OWNER: self._owner}
+                self._producer.send(POSITIONS + self.name, json.dumps(document), key=self.name)
 
     # ------------------------------------------------------------ steps
 
@@ -105,7 +116,7 @@ class Capture:
                     tally.add(piece)
             if self._list is not None and tally.entries:
                 self._producer.send_batch(self._list, records(tally.entries))
-            position = self._with_notes({**found.position, TOPICS: self.tables})
+            position = self._with_notes({**found.position, TOPICS: self.tables, OWNER: self._owner})
             self._producer.send(POSITIONS + self.name, json.dumps(position), key=self.name)
         self.position = position
         self.changes += stored
@@ -139,9 +150,9 @@ class Capture:
         """Continues with these tables beside those that it was started with."""
         self.database = self._opened(self.name)
         self.database.add(added)
-        shapes = self.database.check(self.position)
+        shapes = self.database.check(self.position, self._owner)
         self._check_topics(shapes, self.position["tables"])
-        self.position = self.database.begin(self.position)
+        self.position = self.database.begin(self.position, self._owner)
         self.tables = {shape.name: shape.topic for shape in shapes}
         return shapes
 

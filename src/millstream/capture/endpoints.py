@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -61,9 +62,10 @@ class CapturedTable(Connector, TableSource):
     def shape(self) -> TableShape:
         """Looked up in the database, while a flow is being built."""
         try:
-            database = self.opener()("flow")
+            name = secrets.token_hex(6)  # of no capture that there may be
+            database = self.opener()(f"flow_{name}")
             try:
-                return database.check(None)[0]
+                return database.check(None, name)[0]
             finally:
                 database.close()
         except MillstreamError as error:

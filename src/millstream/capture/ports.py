@@ -55,11 +55,17 @@ class Database(Protocol):
     def add(self, tables: Mapping[str, str]) -> None:
         """More tables to capture, each with its topic; called before `check` or `begin`."""
 
-    def check(self, position: Position | None) -> list[TableShape]:
-        """The captured tables. Raises if they cannot be captured from this position, and changes nothing."""
+    def check(self, position: Position | None, owner: str) -> list[TableShape]:
+        """The captured tables. Raises if they cannot be captured from this position, and changes nothing.
 
-    def begin(self, position: Position | None) -> Position:
-        """Prepares the database; without a position, to start with a snapshot. Returns where the first step starts."""
+        Raises also if the database has what a capture of this name with another owner has made.
+        """
+
+    def begin(self, position: Position | None, owner: str) -> Position:
+        """Prepares the database; without a position, to start with a snapshot. Returns where the first step starts.
+
+        What is made in the database is marked as of this owner.
+        """
 
     def next(self, position: Position, wait_s: float) -> Step | None:
         """The next step, waiting for changes up to so long."""

@@ -32,8 +32,8 @@ class UnitedTables:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
 
-    def check(self, position: Position | None) -> list[TableShape]:
-        shapes = self._inner.check(position)
+    def check(self, position: Position | None, owner: str) -> list[TableShape]:
+        shapes = self._inner.check(position, owner)
         if position is not None and COLUMNS in position:
             self._fields = {field.name: field for field in Schema.of(position[COLUMNS]).arrow}
         for shape in shapes:
@@ -41,8 +41,8 @@ class UnitedTables:
         first = shapes[0]
         return [replace(first, topic=self._topic, stored=self.columns)]
 
-    def begin(self, position: Position | None) -> Position:
-        return {**self._inner.begin(position), COLUMNS: self.columns.ddl}
+    def begin(self, position: Position | None, owner: str) -> Position:
+        return {**self._inner.begin(position, owner), COLUMNS: self.columns.ddl}
 
     def next(self, position: Position, wait_s: float) -> UnitedStep | None:
         found = self._inner.next(position, wait_s)

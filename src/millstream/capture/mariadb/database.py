@@ -78,7 +78,7 @@ class MariadbDatabase:
     def add(self, tables: Mapping[str, str]) -> None:
         self._wanted = {**self._wanted, **tables}
 
-    def check(self, position: Position | None) -> list[TableShape]:
+    def check(self, position: Position | None, owner: str) -> list[TableShape]:
         with explained(self._address):
             check_server(self._db, self.where)
             self._look(position)
@@ -89,7 +89,7 @@ class MariadbDatabase:
         self._probe(gtids)
         return list(self.shapes.values())
 
-    def begin(self, position: Position | None) -> Position:
+    def begin(self, position: Position | None, owner: str) -> Position:
         with explained(self._address):
             self._look(position)
             if position is None:

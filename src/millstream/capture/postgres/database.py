@@ -30,7 +30,7 @@ from millstream.capture.postgres.pgoutput import Commit, Message, Relation, deco
 from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape
 from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table, key_of, table_names
 from millstream.capture.stream_steps import KEYS, Heartbeat, being_read, check_key
-from millstream.errors import InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
+from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
 from millstream.records import Schema
 
@@ -49,6 +49,9 @@ _SLOT = (
     "SELECT plugin, database = current_database(), active_pid, confirmed_flush_lsn, wal_status "
     "FROM pg_replication_slots WHERE slot_name = %s"
 )
+_PUBLICATION = "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s"
+OWNED = "Millstream capture "
+"""Before the owner, in the comment of the publication."""
 _PUBLISHED = "SELECT prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s"
 
 
@@ -97,19 +100,22 @@ class PostgresDatabase:
     def add(self, tables: Mapping[str, str]) -> None:
         self._wanted = {**self._wanted, **tables}
 
-    def check(self, position: Position | None) -> list[TableShape]:
+    def check(self, position: Position | None, owner: str) -> list[TableShape]:
         with explained(self._dsn):
             self._check_server()
             self._look(position)
+            self._check_owner(position, owner)
             self._check_slot(position)
             if position is not None:
                 self._check_continues(position)
         return list(self.shapes.values())
 
-    def begin(self, position: Position | None) -> Position:
+    def begin(self, position: Position | None, owner: str) -> Position:
         with explained(self._dsn):
             self._look(position)
-            self._publish()
+            with self._db.transaction():
+                self._check_owner(position, owner)
+                self._publish(owner, is_new=position is None)
             if position is not None:
                 return self._with_tables({STORED: position["lsn"], **position})  # older versions did not store it
             if self._db.execute(_SLOT, (self.slot,)).fetchone():  # of a capture that was killed before its snapshot
@@ -168,18 +174,18 @@ class PostgresDatabase:
         """Of the captured tables."""
         return set(self.shapes) - {MESSAGES}
 
-    def _publish(self) -> None:
+    def _publish(self, owner: str, *, is_new: bool) -> None:
         published = {oid for (oid,) in self._db.execute(_PUBLISHED, (self.slot,)).fetchall()}
-        if published == self._oids:
-            return
         listed = ", ".join(table.only for table in self.tables.values())
-        exists = self._db.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", (self.slot,)).fetchone()
-        if exists:
-            self._db.execute(f"ALTER PUBLICATION {self.slot} SET TABLE {listed}")
-        else:
+        if self._db.execute(_PUBLICATION, (self.slot,)).fetchone() is None:
+            is_new = True
             self._db.execute(
                 f"CREATE PUBLICATION {self.slot} FOR TABLE {listed} WITH (publish_via_partition_root = true)"
             )
+        elif published != self._oids:
+            self._db.execute(f"ALTER PUBLICATION {self.slot} SET TABLE {listed}")
+        if is_new:
+            self._db.execute(f"COMMENT ON PUBLICATION {self.slot} IS '{OWNED}{owner}'")
 
     # ------------------------------------------------------------ what must be so
 
@@ -198,6 +204,30 @@ class PostgresDatabase:
         if not may_create:
             raise self._refused(
                 f"the user '{user}' may not create a publication", f'GRANT CREATE ON DATABASE … TO "{user}"'
+            )
+
+    def _check_owner(self, position: Position | None, owner: str) -> None:
+        """Raises if the slot is that of a capture into another log, which would miss what is read here."""
+        published = self._db.execute(_PUBLICATION, (self.slot,)).fetchone()
+        slot = self._db.execute(_SLOT, (self.slot,)).fetchone()
+        comment = "" if published is None else published[0] or ""
+        if comment == OWNED + owner:
+            return
+        is_owned = comment.startswith(OWNED)
+        if position is None and (is_owned or (slot is not None and slot[1])):
+            raise AlreadyExists(
+                f"the slot '{self.slot}' and its publication were made by another capture, such as one of the same "
+                "name into another log",
+                where=self.where,
+                next_step="use another name: --name NAME; or, if that capture is not needed any more, remove it: "
+                f"--name {self._name} --remove",
+            )
+        if position is not None and is_owned:
+            raise OffsetLost(
+                f"the slot '{self.slot}' was removed, and made again by another capture, such as one of the same name "
+                f"into another log: changes since {text_of(position['lsn'])} are lost",
+                where=self.where,
+                next_step=ANOTHER_NAME,
             )
 
     def _check_slot(self, position: Position | None) -> None:

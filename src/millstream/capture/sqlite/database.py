@@ -8,7 +8,6 @@ changes that it finds are one step.
 from __future__ import annotations
 
 import copy
-import secrets
 import sqlite3
 import time
 from collections.abc import Iterator, Mapping
@@ -33,7 +32,7 @@ from millstream.capture.sqlite.keys import KeyOrder
 from millstream.capture.sqlite.tables import SqliteTable, find_table, table_names, to_arrow
 from millstream.capture.sqlite.triggers import Triggers
 from millstream.connectors.databases.sqlite import PASSING, error_name, quoted
-from millstream.errors import NotFound, OffsetLost, SourceUnavailable, StorageError
+from millstream.errors import AlreadyExists, NotFound, OffsetLost, SourceUnavailable, StorageError
 from millstream.records import Schema
 
 BUSY_SECONDS = 10.0
@@ -74,22 +73,24 @@ class SqliteDatabase:
     def add(self, tables: Mapping[str, str]) -> None:
         self._wanted = {**self._wanted, **tables}
 
-    def check(self, position: Position | None) -> list[TableShape]:
+    def check(self, position: Position | None, owner: str) -> list[TableShape]:
         with self._errors():
             self._look(position)
-            if position is not None:
+            if position is None:
+                self._check_is_free(owner)
+            else:
                 self._check_continues(position)
             return list(self.shapes.values())
 
-    def begin(self, position: Position | None) -> Position:
+    def begin(self, position: Position | None, owner: str) -> Position:
         with self._errors():
             with self._writing():
                 self._look(position)
                 if position is None:
+                    self._check_is_free(owner)
                     self._triggers.drop()  # of a capture that was killed before it stored anything
-                    identity = secrets.token_hex(8)
-                    self._triggers.create(identity)
-                    position = {"identity": identity, "id": 0, "at_us": 0, "schema": -1, "tables": {}}
+                    self._triggers.create(owner)
+                    position = {"identity": owner, "id": 0, "at_us": 0, "schema": -1, "tables": {}}
                 else:
                     self._check_continues(position)
                 is_same = position["schema"] == self._schema_version()
@@ -129,6 +130,18 @@ class SqliteDatabase:
         own = {table.name.lower(): table.name for table in found}
         chosen = [(own.get(table.lower(), table), column) for table, column in self._types]
         check_columns(chosen, self.shapes.values(), self.where)
+
+    def _check_is_free(self, owner: str) -> None:
+        """Raises if changes are recorded for a capture into another log, which would miss them."""
+        identity, _ = self._triggers.state() or (owner, 0)
+        if identity != owner:
+            raise AlreadyExists(
+                f"the table '{self._triggers.table}' and its triggers record changes for a capture '{self._name}' into "
+                "another log",
+                where=self.where,
+                next_step="use another name: --name NAME; or, if that capture is not needed any more, remove it: "
+                f"--name {self._name} --remove",
+            )
 
     def _check_continues(self, position: Position) -> None:
         """Raises if the database is not the one that the position belongs to, or an older copy of it."""
@@ -186,7 +199,7 @@ class SqliteDatabase:
             deadline = time.monotonic() + wait_s
             while True:
                 if self._schema_version() != position["schema"]:
-                    position = self.begin(position)
+                    position = self.begin(position, position["identity"])
                 if self._has_news(position):
                     return SqliteStep(self, position)
                 if (left := deadline - time.monotonic()) <= 0:

@@ -29,7 +29,8 @@ class Triggers:
     def __init__(self, db: sqlite3.Connection, name: str) -> None:
         self._db = db
         self._name = name
-        self.changes = quoted(CHANGES + name)
+        self.table = CHANGES + name
+        self.changes = quoted(self.table)
         self._aside = quoted(ASIDE + name)
 
     # ------------------------------------------------------------ tables

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from millstream.connectors.registry import connector
     from millstream.connectors.socket_lines import socket
     from millstream.connectors.topic.endpoint import topic
+    from millstream.connectors.topic.queue_endpoint import queue
     from millstream.connectors.topic.several_endpoint import topics
     from millstream.copies.endpoints import http_rows, key_files, opensearch, redis, search_index
     from millstream.errors import MillstreamError
@@ -156,6 +157,7 @@ _NAMES = {
     "millstream.connectors.registry": "connector",
     "millstream.connectors.socket_lines": "socket",
     "millstream.connectors.topic.endpoint": "topic",
+    "millstream.connectors.topic.queue_endpoint": "queue",
     "millstream.connectors.topic.several_endpoint": "topics",
     "millstream.copies.endpoints": "http_rows key_files opensearch redis search_index",
     "millstream.errors": "MillstreamError",
@@ -325,6 +327,7 @@ __all__ = [
     "punctuated",
     "push",
     "queries",
+    "queue",
     "rate",
     "redis",
     "repeatedly",

@@ -33,6 +33,7 @@ export interface StepSample {
   rows_out: number | null;
   rows_late: number;
   rows_dead: number;
+  rows_dropped: number;
   rows_per_s: number | null;
   watermark: number | null;
   delay_s: number | null;
@@ -102,7 +103,7 @@ export function PlanPage({ name, processes }: { name: string; processes: Process
         </section>
       )}
       <h2>Steps</h2>
-      <Sheet label="Steps" head={["Step", "Does", "Rows in", "Rows out", "Rows/s", "Lag", "Watermark", "Behind the clock", "Own delay", "State rows", "Late", "Dead"]}>
+      <Sheet label="Steps" head={["Step", "Does", "Rows in", "Rows out", "Rows/s", "Lag", "Watermark", "Behind the clock", "Own delay", "State rows", "Late", "Dead", "Dropped"]}>
         {answer.logical.map((each) => {
           const sample = steps[each.name];
           return (
@@ -119,6 +120,7 @@ export function PlanPage({ name, processes }: { name: string; processes: Process
               <td class="number">{count(sample?.state_rows)}</td>
               <td class="number">{count(sample?.rows_late)}</td>
               <td class="number">{count(sample?.rows_dead)}</td>
+              <td class="number">{count(sample?.rows_dropped)}</td>
             </tr>
           );
         })}
@@ -337,6 +339,7 @@ function numbers(step: Step, sample: StepSample | undefined): string {
   if (sample.rows_per_s !== null) parts.push(`${rate(sample)} rows/s`);
   if (sample.lag_records !== null) parts.push(`lag ${count(sample.lag_records)}`);
   else if (sample.delay_s !== null) parts.push(`${seconds(sample.delay_s)} behind`);
+  if (sample.rows_dropped) parts.push(`dropped ${count(sample.rows_dropped)}`);
   if (sample.state_rows) parts.push(`holds ${count(sample.state_rows)}`);
   return parts.join(" · ") || step.kind;
 }

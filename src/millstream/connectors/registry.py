@@ -42,6 +42,7 @@ BUILT_IN = {
     "postgres": "millstream.connectors.databases.endpoints:postgres",
     "postgres_changes": "millstream.capture.endpoints:postgres_changes",
     "push": "millstream.bridges.http.push_sink:push",
+    "queue": "millstream.connectors.topic.queue_endpoint:queue",
     "rate": "millstream.connectors.rate:rate",
     "redis": "millstream.copies.endpoints:redis",
     "search_index": "millstream.copies.endpoints:search_index",

@@ -137,6 +137,11 @@ class Source(ABC):
         """Describes the records skipped since the last call because they were deleted before they were read."""
         return []
 
+    @property
+    def dropped_rows(self) -> int:
+        """How many records it has dropped since it was opened, as a queue does when it is full."""
+        return 0
+
     def close(self) -> None:
         return None
 

@@ -19,7 +19,7 @@ from millstream.sqlite_file import SqliteFile, reading
 from millstream.user_lines import what_exists
 
 FILE = "metrics.db"
-FORMAT = 1
+FORMAT = 2
 TIERS = ((1, 600.0), (10, 7200.0), (60, 86400.0))
 """Of the samples, every n-th is kept for so many seconds."""
 SAMPLE_COLUMNS = [each.name for each in fields(Sample) if each.name != "steps"]

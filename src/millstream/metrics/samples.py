@@ -68,6 +68,8 @@ class StepSample:
     """How long the oldest of them has waited."""
     state_rows: int | None = None
     state_bytes: int | None = None
+    rows_dropped: int = 0
+    """Records of a queue that were dropped because it was full, or because they were too old."""
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,7 @@ METRICS: dict[str, str] = {
     "lag_s": "How long the oldest record that was not read yet has waited.",
     "state_rows": "Rows of state that a step holds.",
     "state_bytes": "The size of these rows in files.",
+    "rows_dropped": "Records of a queue that were dropped: it was full, or they were too old.",
 }
 """Of a step, by name."""
 JOB_METRICS: dict[str, str] = {

@@ -73,6 +73,11 @@ class Endpoint:
         return LOST_CHOICES[0]
 
     @property
+    def terms(self) -> str:
+        """For plans: what limits the records that are read, if anything does."""
+        return ""
+
+    @property
     def target(self) -> Hashable:
         """What is written to: two sinks with the same target are the same."""
         return self

@@ -136,8 +136,16 @@ class Read(Node):
 
     @property
     def label(self) -> str:
-        time = f" by {self.event_time}, {self.watermark}" if self.event_time else ""
-        return f"read {self.source}{time}"
+        terms = f" ({self.source.terms})" if self.source.terms else ""
+        return f"read {self.source}{terms}{self._time}"
+
+    @property
+    def state_label(self) -> str:
+        return f"read {self.source}{self._time}"
+
+    @property
+    def _time(self) -> str:
+        return f" by {self.event_time}, {self.watermark}" if self.event_time else ""
 
 
 @dataclass(frozen=True, eq=False)

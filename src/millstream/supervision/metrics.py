@@ -31,6 +31,7 @@ STEP_COUNTERS = {
     "rows_out": "millstream_step_rows_out",
     "rows_late": "millstream_step_late_rows",
     "rows_dead": "millstream_step_dead_rows",
+    "rows_dropped": "millstream_step_dropped_rows",
 }
 STEP_GAUGES = {
     "rows_per_s": "millstream_step_rows_per_second",

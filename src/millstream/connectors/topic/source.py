@@ -117,7 +117,7 @@ class TopicSource(Source):
 
     def row_bytes(self) -> float:
         """The average stored size of a record, refreshed from time to time."""
-        if time.monotonic() - self._weighed_at > WEIGH_SECONDS:
+        if not self._row_bytes or time.monotonic() - self._weighed_at > WEIGH_SECONDS:
             self._weighed_at = time.monotonic()
             found = self._log.describe_topic(self.topic).partitions
             records = sum(partition.records_max for partition in found)

@@ -50,6 +50,7 @@ class JobMetrics:
         self._rows_out: dict[str, int] = {}
         self._refused: dict[str, int] = {}
         self._late: dict[str, int] = {}
+        self._dropped: dict[str, int] = {}
         self._reached: dict[str, Reached] = {}
         self._partitions: dict[tuple[str, str], PartitionSample] = {}
         self._batches: list[Phases] = []
@@ -87,6 +88,7 @@ class JobMetrics:
                     case SourceReport(source=source):
                         self._rows_out[source] = self._rows_out.get(source, 0) + report.rows
                         self._rows_read += report.rows
+                        self._dropped[source] = report.dropped or self._dropped.get(source, 0)
                         self._observe_partitions(report, now)
                     case StepReport(step=step):
                         self._late[step] = self._late.get(step, 0) + report.late
@@ -203,7 +205,8 @@ class JobMetrics:
             if isinstance(each, Dead) and each.inputs[0] is node
         ]
         rows_dead = self._refused.get(node.name, 0) if isinstance(node, Write) else max(dead, default=0)
-        return StepSample(rows_in, rows_out, self._late.get(node.name, 0), rows_dead)
+        dropped = self._dropped.get(node.name, 0)
+        return StepSample(rows_in, rows_out, self._late.get(node.name, 0), rows_dead, rows_dropped=dropped)
 
     def _of_source(
         self, sample: StepSample, node: Read, partitions: Sequence[PartitionSample], now: float, *, knows_lag: bool

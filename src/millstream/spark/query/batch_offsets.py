@@ -239,6 +239,8 @@ class JobFeed:
         self._notes.clear()
         waited_s, planned_s = self._waited_s, self._planned_s + time.monotonic() - began
         self._waited_s = self._planned_s = 0.0
+        counts = {node.name: self.source(node).dropped_rows for node in self._nodes()}
+        dropped = {name: count for name, count in counts.items() if count}
         return [
             Task(
                 task,
@@ -252,6 +254,7 @@ class JobFeed:
                 watermark_max,
                 waited_s if task == 0 else 0.0,
                 planned_s if task == 0 else 0.0,
+                dropped=dropped if task == 0 else {},
             )
             for task, parts in slices.items()
         ]

@@ -84,6 +84,8 @@ class SourceReport(Message, frozen=True):
     """How long it took to plan, without waiting."""
     read: tuple[tuple[str, int, int], ...] = ()
     """The ranges that the task has read: partition, start, end."""
+    dropped: int | None = None
+    """How many records the source has dropped in this run, if this task reports it."""
 
 
 class StepReport(Message, frozen=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from millstream.connectors.source import Offsets, Slab, Slice
 from millstream.operators.lateness import with_ahead_marked
@@ -42,6 +42,8 @@ class Task:
     planned_s: float
     plan: str | None = None
     """The name of the batch's plan, if it is not the one that the query was started with."""
+    dropped: dict[str, int] = field(default_factory=dict)
+    """By source, how many records it has dropped in this run; one task reports them."""
 
 
 class Reader:
@@ -87,6 +89,7 @@ class Reader:
             task.waited_s if is_first else 0.0,
             task.planned_s if is_first else 0.0,
             tuple((each.partition, each.start, each.end) for each in task.slices.get(self.number, [])),
+            task.dropped.get(node.name),
         )
         yield self._plan.labels[0], DRIVER, REPORT, task.number, task_messages.to_bytes(report)
 

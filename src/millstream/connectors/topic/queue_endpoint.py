@@ -1,0 +1,73 @@
+"""A topic between two flows whose reader keeps up: what is beyond its limits is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from millstream.connectors import arguments
+from millstream.connectors.connector import Reading
+from millstream.connectors.source import Source
+from millstream.connectors.topic.endpoint import Topic, topic
+from millstream.connectors.topic.queue_source import DROP_NEWEST, DROP_OLDEST, POLICIES, Limits, QueueSource
+from millstream.records import duration, format_duration, size_bytes
+from millstream.user_lines import AtUsersLine, what_exists
+
+
+@dataclass(frozen=True)
+class LimitedTopic(Topic):
+    limits: Limits = field(default_factory=Limits)
+
+    @property
+    def fingerprint(self) -> tuple[str, ...]:
+        return (*super().fingerprint, repr(self.limits))
+
+    @property
+    def target(self) -> Hashable:
+        return Topic(self.topic)
+
+    @property
+    def terms(self) -> str:
+        limits = self.limits
+        most = [f"{limits.at_most:,} records"] if limits.at_most is not None else []
+        most += [f"{limits.size_bytes:,} bytes"] if limits.size_bytes is not None else []
+        policy = f"at most {' and '.join(most)}, else drops the {limits.when_full.removeprefix('drop_')}"
+        found = [policy] if most else []
+        found += [f"kept for {format_duration(limits.expire_after)}"] if limits.expire_after is not None else []
+        return ", ".join(found)
+
+    def open_source(self, reading: Reading) -> Source:
+        return QueueSource(self.topic, super().open_source(reading), self.limits, reading.folder)
+
+
+def queue(
+    name: str,
+    *,
+    at_most: int | None = None,
+    size: str | int | None = None,
+    when_full: str = DROP_OLDEST,
+    expire_after: str | timedelta | None = None,
+) -> LimitedTopic:
+    """A topic of the job's broker, read with limits on what waits in it: records beyond them are dropped and counted.
+
+    At most `at_most` records and `size` bytes wait. When there are more, `when_full` decides which are dropped:
+    "drop_oldest" or "drop_newest". Records older than `expire_after` are dropped as well.
+    """
+    made = topic(name)
+    if at_most is None and size is None and expire_after is None:
+        raise arguments.refused(
+            "a queue needs a limit: at_most, size or expire_after", "a topic without limits: flow.read('orders')"
+        )
+    if at_most is not None:
+        arguments.whole_number(at_most, "at_most", "at_most is a number of records")
+    if when_full not in POLICIES:
+        raise arguments.refused(f"when_full={when_full!r} is unknown", what_exists(when_full, POLICIES, kind="choices"))
+    if when_full == DROP_NEWEST and at_most is None and size is None:
+        raise arguments.refused("when_full needs at_most or size", "leave it out: expire_after does not depend on it")
+    with AtUsersLine():
+        size_max = None if size is None else size_bytes(size)
+        age = None if expire_after is None else duration(expire_after, what="expire_after")
+    if size_max == 0 or (age is not None and age <= timedelta(0)):
+        raise arguments.refused("size and expire_after must be more than 0", "leave out what has no limit")
+    return LimitedTopic(made.topic, limits=Limits(at_most, size_max, when_full, age))

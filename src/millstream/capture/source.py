@@ -31,6 +31,7 @@ NAME_FILE = "capture.name"
 OP, AT = "__op", "__at"
 """Of a source of rows: what happened to a row, and when, under names that no column of the table has."""
 Rows = Callable[[pa.Table], pa.Table]
+NEW_SNAPSHOT = "start the job over, which reads a new snapshot: millstream run flow.py --start-over"
 logger = terminal.logger(__name__)
 
 
@@ -155,12 +156,15 @@ def envelopes(schema: Schema) -> Rows:
     return columns
 
 
-def rows_of_table(schema: Schema, where: str) -> Rows:
-    """The rows of the table: the image after a change, or the deleted row; with OP and AT."""
+def rows_of_table(schema: Schema, where: str, to_continue: str = NEW_SNAPSHOT) -> Rows:
+    """The rows of the table: the image after a change, or the deleted row; with OP and AT.
+
+    `to_continue` is what helps once the rows of the table do not follow from its changes.
+    """
 
     def columns(changes: pa.Table) -> pa.Table:
         ops = changes.column("op")
-        _check_complete(changes, where)
+        _check_complete(changes, where, to_continue)
         is_deleted = pc.equal(ops, DELETE)
         images = pc.if_else(is_deleted, changes.column("before"), changes.column("after"))
         known = {field.name for field in images.type}
@@ -178,14 +182,13 @@ def rows_of_table(schema: Schema, where: str) -> Rows:
     return columns
 
 
-def _check_complete(changes: pa.Table, where: str) -> None:
+def _check_complete(changes: pa.Table, where: str, to_continue: str) -> None:
     """Raises if the rows of the table do not follow from the changes alone."""
     if pc.any(pc.equal(changes.column("op"), TRUNCATE)).as_py():
         raise InvalidInput(
             "the table was truncated, which does not say which rows are deleted",
             where=where,
-            next_step="delete with DELETE FROM instead of TRUNCATE; to continue now, start the job over: it reads a "
-            "new snapshot",
+            next_step=f"{to_continue}; in future, delete with DELETE FROM instead of TRUNCATE",
         )
     if changes.column("unsent").null_count < changes.num_rows:
         unsent = changes.filter(pc.is_valid(changes.column("unsent"))).column("unsent")[0].as_py()
@@ -193,7 +196,7 @@ def _check_complete(changes: pa.Table, where: str) -> None:
             f"an update does not have the values of {', '.join(unsent)}: Postgres does not send large values that are "
             "unchanged",
             where=where,
-            next_step="have it log whole rows, ALTER TABLE … REPLICA IDENTITY FULL, and start the job over",
+            next_step=f"have it log whole rows, ALTER TABLE … REPLICA IDENTITY FULL; then {to_continue}",
         )
 
 

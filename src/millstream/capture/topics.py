@@ -24,6 +24,8 @@ from millstream.plan.endpoints import KeptTable, TableSource
 from millstream.records import Schema
 from millstream.user_lines import users_line, what_exists
 
+ANOTHER_TOPIC = "capture the table under another name, into another topic, which starts with a snapshot, and read that"
+
 
 class MappedSource(Source):
     """A source whose rows are made from those of another: as many, in the same order."""
@@ -102,7 +104,7 @@ class TopicOfChanges(OneTopic, TableSource):
 
     def mapped(self, schema: Schema) -> Rows:
         """Makes the rows of the source from changes."""
-        return rows_of_table(schema, f"topic '{self.topic}'") if self.as_rows else envelopes(schema)
+        return rows_of_table(schema, f"topic '{self.topic}'", ANOTHER_TOPIC) if self.as_rows else envelopes(schema)
 
     def worker_needs(self, broker: str) -> WorkerNeeds:
         return Topic(self.topic).worker_needs(broker)

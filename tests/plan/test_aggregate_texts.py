@@ -30,6 +30,7 @@ SCHEMA = "team string, user string, n int"
         ("top(user, 3, by => n) filter (where n < 9)", ms.top("if(n < 9, user, null)", 3, by="if(n < 9, n, null)")),
         ("max_by(user, abs(n, 2))", ms.max_by("user", "abs(n, 2)")),
         ("every(n > 3)", ms.all("n > 3")),
+        ("any_value(n)", ms.first("n")),
         ("top(user, 3, by => n + 1)", ms.top("user", 3, by="n + 1")),
         ("percentile(n, array(0, 0.5, 1))", ms.percentile("n", [0, 0.5, 1])),
         ("approx_count_distinct(user)", ms.approx_distinct("user")),

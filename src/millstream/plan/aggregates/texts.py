@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidAggregate
-from millstream.expressions.column_texts import ExpressionLike
 from millstream.expressions.expression import parsed
 from millstream.plan.aggregates import approximate, conditions, picks, sampling, statistics
 from millstream.plan.aggregates import basic as aggregates
@@ -41,11 +40,11 @@ OTHERS = {
 """Aggregates of Spark that have another result here."""
 
 
-def approx_count_distinct(expression: ExpressionLike, error: float | None = None) -> Aggregate:
+def approx_count_distinct(expression: str, error: float | None = None) -> Aggregate:
     return approximate.approx_distinct(expression, **_given(error=error))
 
 
-def approx_percentile(expression: ExpressionLike, fractions: Any, accuracy: int | None = None) -> Aggregate:
+def approx_percentile(expression: str, fractions: Any, accuracy: int | None = None) -> Aggregate:
     error = None if accuracy is None else 1 / builtins.max(1, accuracy)
     return approximate.approx_quantiles(expression, fractions, **_given(error=error))
 
@@ -54,7 +53,7 @@ def _given(**options: Any) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
 
 
-def count(expression: ExpressionLike) -> Aggregate:
+def count(expression: str) -> Aggregate:
     """As in SQL: of the values that are not null."""
     return conditions.count_if(f"({expression}) is not null")
 
@@ -63,6 +62,7 @@ AS_IN_SPARK: dict[str, Callable[..., Aggregate]] = {
     "count": count,
     "array_agg": aggregates.collect,
     "every": conditions.all,
+    "any_value": aggregates.first,
     "first_value": aggregates.first,
     "last_value": aggregates.last,
     "approx_count_distinct": approx_count_distinct,
@@ -183,9 +183,7 @@ def _values(
     return positional, by_name
 
 
-def _filter(
-    condition: ExpressionLike, parameters: Sequence[str], positional: list[Any], by_name: dict[str, Any]
-) -> None:
+def _filter(condition: str, parameters: Sequence[str], positional: list[Any], by_name: dict[str, Any]) -> None:
     """Aggregates ignore rows whose value is null, or whose place in the order is."""
     for place, name in enumerate(parameters):
         if place > 0 and name != "by":

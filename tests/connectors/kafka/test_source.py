@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+import millstream as ms
 from brokers import USERS
 from kafka_cluster import KafkaCluster
 from millstream.connectors.kafka import reader as kafka_reader
@@ -416,3 +417,23 @@ def test_an_endpoint_becomes_a_source(kafka: KafkaCluster, tmp_path: Path) -> No
     assert not own.exists()
     with pytest.raises(InvalidInput, match="the job's own broker is not Kafka"):
         open_source(kafka_place(topic=topic), Schema.of("n int"), broker=str(tmp_path), folder=own, name="read")
+
+
+def test_a_queue_drops_what_is_beyond_its_limits(kafka: KafkaCluster, tmp_path: Path) -> None:
+    topic = made(kafka.bootstrap, 2)
+    hours_ago = int((datetime.now(UTC) - timedelta(hours=3)).timestamp() * 1000)
+    send(kafka.bootstrap, topic, rows(3), partition=1, timestamp=hours_ago)
+    send(kafka.bootstrap, topic, rows(10), timestamp=hours_ago + 3 * 3_600_000)
+    queue = ms.queue(topic, at_most=4, expire_after="1 hour")
+    source = open_source(
+        queue, Schema.of("user string, n int"), broker=f"kafka://{kafka.bootstrap}", folder=tmp_path, name="read"
+    )
+    end = source.limited({}, 3)
+    slices = [slice for task in source.slices({}, end, 2) for slice in task]
+    assert [n for slice in slices for slab in source.read(slice) for n in slab.rows.column("n").to_pylist()] == [
+        6,
+        7,
+        8,
+    ]
+    assert (end, source.dropped_rows) == ({"0": 9, "1": 3}, 9)
+    source.close()

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from millstream.connectors.databases.two_phase import two_phase
     from millstream.connectors.discard import discard
     from millstream.connectors.files.endpoint import files
+    from millstream.connectors.files.rotating import rotating_file
     from millstream.connectors.foreach import foreach_batch
     from millstream.connectors.generated import generate
     from millstream.connectors.kafka.endpoint import kafka
@@ -148,6 +149,7 @@ _NAMES = {
     "millstream.connectors.databases.two_phase": "two_phase",
     "millstream.connectors.discard": "discard",
     "millstream.connectors.files.endpoint": "files",
+    "millstream.connectors.files.rotating": "rotating_file",
     "millstream.connectors.foreach": "foreach_batch",
     "millstream.connectors.generated": "generate",
     "millstream.connectors.kafka.endpoint": "kafka",
@@ -332,6 +334,7 @@ __all__ = [
     "redis",
     "repeatedly",
     "retry",
+    "rotating_file",
     "rows",
     "sample",
     "search_index",

@@ -42,6 +42,7 @@ class Target:
             "parquet": lambda: ms.files(self.folder / "out", "parquet"),
             "json": lambda: ms.files(self.folder / "out", "json"),
             "csv": lambda: ms.files(self.folder / "out", "csv"),
+            "rotating": lambda: ms.rotating_file(self.folder / "scores.log", max_size=200, keep=None),
             "sqlite": lambda: ms.sqlite(self.folder / "scores.db", "scores", key=self.key),
             "postgres": lambda: ms.postgres(self.dsn, "scores", key=self.key),
             "delta": lambda: ms.delta_table(self.folder / "lake", key=self.key),
@@ -79,6 +80,9 @@ class Target:
             return [row for path in iceberg_files(self.folder) for row in pq.read_table(path).to_pylist()]
         if self.kind == "kafka":
             return [json.loads(value) for _, value in committed(self.dsn, self.place().topic)]
+        if self.kind == "rotating":
+            files = sorted(self.folder.glob("scores.log*"))
+            return [json.loads(line) for file in files for line in file.read_text().splitlines()]
         return [row for file in sorted((self.folder / "out").glob("*")) for row in self._of_file(file)]
 
     def _of_file(self, file):

@@ -47,6 +47,7 @@ KINDS = [
     pytest.param("csv", None, False, marks=pytest.mark.more),
     pytest.param("sqlite", None, True, marks=pytest.mark.more),
     ("sqlite", "team", True),
+    ("rotating", None, True),
     pytest.param("postgres", None, True, marks=pytest.mark.more),
     pytest.param("postgres", "team", True, marks=pytest.mark.more),
     *(

@@ -45,6 +45,7 @@ BUILT_IN = {
     "queue": "millstream.connectors.topic.queue_endpoint:queue",
     "rate": "millstream.connectors.rate:rate",
     "redis": "millstream.copies.endpoints:redis",
+    "rotating_file": "millstream.connectors.files.rotating:rotating_file",
     "search_index": "millstream.copies.endpoints:search_index",
     "socket": "millstream.connectors.socket_lines:socket",
     "sns": "millstream.bridges.aws.sinks:sns",

@@ -18,6 +18,7 @@ ALLOWED = {
     "spark/query/data_source.py": "cloudpickle.loads",  # the user's flow, on its way from the driver to its own workers
     "spark/query/state_runner.py": "cloudpickle.loads",
     "spark/query/processor.py": "pickle.loads",
+    "spark/query/plan_changes.py": "pickle.loads",  # a changed plan of a running app, in a folder of this user alone
 }
 
 

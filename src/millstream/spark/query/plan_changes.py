@@ -21,6 +21,7 @@ import pyarrow as pa
 from pyspark import SparkFiles, cloudpickle
 
 from millstream.log.storage.disk import read_document, write_document
+from millstream.private_files import private_folder
 from millstream.spark.query.batch_offsets import JobFeed
 from millstream.spark.query.packing import CONTROL, PLAN, to_batch
 from millstream.spark.query.state_runner import CHANGE, Shipment
@@ -55,8 +56,7 @@ class ChangedPlan:
 def announce(changed: ChangedPlan, send: Callable[[str], None]) -> None:
     """In the driver: the next batch that is planned has this plan. `send` sends a file to the workers."""
     folder = Path(changed.feed.folder)
-    path = folder / FOLDER / changed.name
-    path.parent.mkdir(exist_ok=True)
+    path = private_folder(folder / FOLDER) / changed.name
     path.write_bytes(cloudpickle.dumps(changed))  # type: ignore[no-untyped-call]
     send(str(path))
     write_document(folder / ANNOUNCED, {"run": changed.feed.shipment.run, "name": changed.name})
@@ -102,7 +102,8 @@ class ChangingFeed:
             return
         announced = read_document(folder / ANNOUNCED)
         if announced["run"] == self.first.shipment.run:
-            self._newest = pickle.loads((folder / FOLDER / str(announced["name"])).read_bytes())
+            plans = private_folder(folder / FOLDER)  # what is unpickled, no other user can have written
+            self._newest = pickle.loads((plans / Path(announced["name"]).name).read_bytes())
         self._seen = found.st_ino, found.st_mtime_ns
 
     def tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:

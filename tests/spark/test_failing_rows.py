@@ -50,6 +50,16 @@ def test_an_expression_that_fails_names_the_records_offset(spark: SparkSession, 
     assert ms.Flow("after").read("raw", SCHEMA).select(n="thrice(id)").schema.names == ("n",)
 
 
+def test_a_map_that_fails_names_the_records_offset_and_the_users_line(spark: SparkSession, log: EmbeddedLog) -> None:
+    flow = ms.Flow("mapped")
+    flow.read("raw", SCHEMA).map(lambda row: {"n": int(row["body"])}, "n int", name="number").write("numbers")
+    with pytest.raises(RecordFailed, match="the step 'number' cannot handle a record: number: ValueError") as failed:
+        run(flow, log)
+    position, _, line = (failed.value.where or "").partition("; ")
+    assert position in ("topic raw, partition 0, offset 1", "topic raw, partition 0, offset 2")
+    assert line.startswith(f"{__file__}:")
+
+
 @pytest.mark.more
 def test_a_function_that_fails_makes_dead_letters_and_the_rest_passes(spark: SparkSession, log: EmbeddedLog) -> None:
     from pyspark.sql import functions as sf

@@ -79,11 +79,12 @@ def position_of(letter: Mapping[str, Any]) -> str:
 def record_failed(step: Node, letter: Mapping[str, Any]) -> RecordFailed:
     """The error for a record that a step cannot handle, given its dead letter."""
     redirect = f"write .dead of '{step.name}' to a topic"
+    places = [position_of(letter), "" if isinstance(step, Read | Write) else step.user_line]
     if isinstance(step, Write):
         redirect = "write the rows that the sink rejects to a topic: .write(…).dead.write(…)"
     return RecordFailed(
         f"the step '{step.name}' cannot handle a record: {letter['reason']}",
-        where=position_of(letter) or step.user_line,
+        where="; ".join(filter(None, places)) or step.user_line,
         next_step=(
             "fix the function or the record, and run the job again: it resumes there; or redirect such records: "
             + redirect

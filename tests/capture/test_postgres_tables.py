@@ -2,6 +2,7 @@
 
 import multiprocessing
 import signal
+from contextlib import suppress
 
 import pytest
 
@@ -175,3 +176,36 @@ def test_chunks_that_were_read_are_not_read_again_after_a_kill(tmp_path, db, dsn
     rows = [(each["after"]["id"], each["after"]["product"]) for each in changes if each["op"] == "snapshot"]
     assert rows == [(n, "second" if n == 8 else "first") for n in range(1, 10)]
     assert [each["after"]["id"] for each in changes if each["op"] == "update"] == [2]
+
+
+def test_a_change_of_columns_is_a_record(log, db, dsn) -> None:
+    """Method: while a capture runs, and while none does; what is rolled back has none."""
+    with capture(log, dsn, "orders", "places") as running:
+        running.catch_up()
+        name = f"_schemas.{running.name}"
+        db.execute("INSERT INTO orders (id) VALUES (1)")
+        running.catch_up()
+        db.execute("ALTER TABLE orders ADD COLUMN more text")
+        db.execute("INSERT INTO orders (id) VALUES (2), (3)")
+        db.execute("INSERT INTO places VALUES (1, 'here')")
+        with suppress(ZeroDivisionError), db.transaction():
+            db.execute("ALTER TABLE orders ADD COLUMN never text; INSERT INTO orders (id) VALUES (4)")
+            raise ZeroDivisionError
+        running.catch_up()
+        assert len(records(log, name)) == 1
+        db.execute("ALTER TABLE orders RENAME COLUMN more TO note; ALTER TABLE orders ALTER COLUMN id TYPE bigint")
+        db.execute("INSERT INTO orders (id) VALUES (5)")
+        running.catch_up()
+    db.execute("ALTER TABLE orders DROP COLUMN note; INSERT INTO orders (id) VALUES (6)")
+    with capture(log, dsn, "orders", "places") as running:
+        running.catch_up()
+    first = "product string, amount decimal(10,2), tags array<string>"
+    found = records(log, name)
+    assert [(each["table"], each["topic"], each["before"], each["after"]) for each in found] == [
+        ("orders", "orders", f"id int, {first}", f"id int, {first}, more string"),
+        ("orders", "orders", f"id int, {first}, more string", f"id bigint, {first}, note string"),
+        ("orders", "orders", f"id bigint, {first}, note string", f"id bigint, {first}"),
+    ]
+    by_id = {each["after"]["id"]: each for each in records(log, "orders")}
+    for each, id in zip(found, (2, 5, 6), strict=True):
+        assert all(each[column] == by_id[id][column] for column in ("transaction", "position", "at"))

@@ -20,6 +20,8 @@ from millstream.capture.adding import Requests, requested
 from millstream.capture.capturing_topics import OWNER, POSITIONS, SEGMENT_BYTES, Stored, create_if_missing, newest
 from millstream.capture.changes import TableShape
 from millstream.capture.ports import Database, Opener, Piece, Position
+from millstream.capture.schema_changes import COLUMNS, SCHEMAS, Columns
+from millstream.capture.schema_changes import SCHEMA as SCHEMA_CHANGE
 from millstream.capture.stepping import RETRY_SECONDS, repeat
 from millstream.capture.transactions import LIST, SCHEMA, Tally, records
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, NotFound, SourceUnavailable
@@ -108,15 +110,18 @@ class Capture:
         if found is None:
             return False
         stored, tally = 0, Tally()
+        columns = Columns(self.position.get(COLUMNS, {}))
         with self._producer.transaction():
             for piece in found.pieces():
                 self._send(piece)
                 stored += piece.records.num_rows
                 if self._list is not None and piece.records.num_rows:
                     tally.add(piece)
+                    self._note_columns(columns, piece)
             if self._list is not None and tally.entries:
                 self._producer.send_batch(self._list, records(tally.entries))
-            position = self._with_notes({**found.position, TOPICS: self.tables, OWNER: self._owner})
+            own = {TOPICS: self.tables, OWNER: self._owner, COLUMNS: columns.known}
+            position = self._with_notes({**found.position, **own})
             self._producer.send(POSITIONS + self.name, json.dumps(position), key=self.name)
         self.position = position
         self.changes += stored
@@ -213,6 +218,12 @@ class Capture:
         if self._topics.get(piece.shape.topic) != piece.shape:
             self._fit(piece.shape)
         self._producer.send_batch(piece.shape.topic, piece.records, key="key")
+
+    def _note_columns(self, columns: Columns, piece: Piece) -> None:
+        if (changed := columns.follow(piece)) is not None:
+            topic = SCHEMAS + self.name
+            create_if_missing(self._log, topic, schema=SCHEMA_CHANGE, **{**self._settings, "partitions": 1})
+            self._producer.send(topic, changed, key=piece.shape.name)
 
     # ------------------------------------------------------------ topics
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from typing import ClassVar
 
 import pyarrow as pa
@@ -14,9 +13,10 @@ from millstream.capture.changes import DELETE, TIME, envelope
 from millstream.capture.source import AT, OP, Rows, envelopes, rows_of_table
 from millstream.connectors import arguments
 from millstream.connectors.connector import Reading, WorkerNeeds
-from millstream.connectors.source import Offsets, Slab, Slice, Source
+from millstream.connectors.source import Slab, Slice, Source
 from millstream.connectors.topic.endpoint import OneTopic, Topic
 from millstream.connectors.topic.own_schema import schema_of_topic
+from millstream.connectors.wrapped_source import WrappedSource
 from millstream.errors import InvalidSchema
 from millstream.log.kafka.address import as_kafka
 from millstream.plan.checks import NAME
@@ -27,51 +27,16 @@ from millstream.user_lines import users_line, what_exists
 ANOTHER_TOPIC = "capture the table under another name, into another topic, which starts with a snapshot, and read that"
 
 
-class MappedSource(Source):
+class MappedSource(WrappedSource):
     """A source whose rows are made from those of another: as many, in the same order."""
 
     def __init__(self, inner: Source, columns: Rows) -> None:
-        self._inner = inner
+        super().__init__(inner)
         self._columns = columns
-
-    @property
-    def decodes(self) -> bool:
-        return self._inner.decodes
-
-    @property
-    def identity(self) -> str | None:
-        return self._inner.identity
-
-    def earliest(self) -> Offsets:
-        return self._inner.earliest()
-
-    def latest(self) -> Offsets:
-        return self._inner.latest()
-
-    def at(self, moment: datetime) -> Offsets:
-        return self._inner.at(moment)
-
-    def row_bytes(self) -> float | None:
-        return self._inner.row_bytes()
-
-    def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
-        return self._inner.limited(start, limit_rows)
-
-    def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
-        return self._inner.slices(start, end, tasks)
-
-    def wait(self, start: Offsets, timeout_s: float) -> bool:
-        return self._inner.wait(start, timeout_s)
-
-    def take_losses(self) -> list[str]:
-        return self._inner.take_losses()
 
     def read(self, slice: Slice) -> Iterator[Slab]:
         for slab in self._inner.read(slice):
             yield Slab(slab.partition, self._columns(slab.rows), slab.offsets, slab.dead)
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from millstream import terminal
 from millstream.connectors.source import Offsets, Slab, Slice, Source, cut, fair_shares
 from millstream.connectors.topic.dropped import Dropped, Range, behind, first_of, rows_in, up_to
+from millstream.connectors.wrapped_source import WrappedSource
 
 DROP_OLDEST, DROP_NEWEST = POLICIES = ("drop_oldest", "drop_newest")
 REPORT_SECONDS = 10.0
@@ -31,10 +32,10 @@ class Limits:
     expire_after: timedelta | None = None
 
 
-class QueueSource(Source):
+class QueueSource(WrappedSource):
     def __init__(self, topic: str, inner: Source, limits: Limits, folder: Path) -> None:
+        super().__init__(inner)
         self._topic = topic
-        self._inner = inner
         self._limits = limits
         self._dropped = Dropped(folder)
         self._dropped_before = self._dropped.total
@@ -44,37 +45,6 @@ class QueueSource(Source):
     @property
     def dropped_rows(self) -> int:
         return self._dropped.total - self._dropped_before
-
-    # ------------------------------------------------------------ as the topic
-
-    @property
-    def decodes(self) -> bool:
-        return self._inner.decodes
-
-    @property
-    def identity(self) -> str | None:
-        return self._inner.identity
-
-    def earliest(self) -> Offsets:
-        return self._inner.earliest()
-
-    def latest(self) -> Offsets:
-        return self._inner.latest()
-
-    def at(self, moment: datetime) -> Offsets:
-        return self._inner.at(moment)
-
-    def written_at(self, partition: str, offset: int) -> float | None:
-        return self._inner.written_at(partition, offset)
-
-    def row_bytes(self) -> float | None:
-        return self._inner.row_bytes()
-
-    def wait(self, start: Offsets, timeout_s: float) -> bool:
-        return self._inner.wait(start, timeout_s)
-
-    def close(self) -> None:
-        self._inner.close()
 
     # ------------------------------------------------------------ what is dropped
 

@@ -94,6 +94,7 @@ REFUSALS = [
     ("s rlike t", "must be a string literal", ""),
     ("s rlike '('", "cannot be computed", "pattern"),
     ("date '2026-02-30'", "cannot be computed", "constant"),
+    ("at > 'soon'", "cannot read soon as a timestamp", "constant"),
     ("'it''s'", "two string literals are next to each other", "\\'"),
     ("pmod(p, 5)", "of decimals would differ", "use %"),
     ("s like any ('x', 'y')", "is not supported", ""),

@@ -26,7 +26,7 @@ from millstream.log.storage.disk import write_document
 from millstream.spark.query.batch_offsets import redo_entries
 
 from .support import SCHEMA
-from .test_checkpoint import ALL, FIRST, Place, assert_right
+from .test_checkpoint_reader import ALL, FIRST, Place, assert_right
 
 
 def offsets(batch: int) -> dict[str, object]:

@@ -42,7 +42,7 @@ import pyarrow as pa
 from millstream.errors import ExpressionFailed, InvalidExpression, NeedsSpark, SparkFailed
 from millstream.expressions.clock import NOW, with_clock_column
 from millstream.expressions.column_texts import ColumnText, as_text
-from millstream.expressions.lowered import NULL_KEY, UNREADABLE, Mistake, Refusal, Unsure, type_name
+from millstream.expressions.lowered import NULL_KEY, Mistake, Refusal, Unsure, type_name
 from millstream.expressions.lowered import text as literal
 from millstream.expressions.python_functions import PREFIX, register
 from millstream.expressions.spark_types import INSTANT, INTERVAL, NoCommonType, quoted
@@ -289,7 +289,7 @@ def _try(lowered: str, text: str, schema: Schema) -> None:
 def _is_about_rows(error: duckdb.Error, lowered: str) -> bool:
     """Whether a row of nulls fails, as with a division by 0: others may not, and those that do are reported."""
     message = str(error).partition(": ")[2]
-    return NULL_KEY in message or message.startswith(UNREADABLE) or f"error({literal(message)})" in lowered
+    return NULL_KEY in message or f"error({literal(message)})" in lowered
 
 
 def evaluate(expressions: dict[str, str], rows: pa.Table) -> pa.Table:

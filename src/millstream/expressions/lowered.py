@@ -23,8 +23,6 @@ from millstream.expressions.spark_types import (
 from millstream.records.ddl import format_type
 
 NOT_LITERAL = object()
-UNREADABLE = "cannot read "
-"""How errors about texts begin that have another type."""
 NULL_KEY = "a key of a map is null"
 """The error of rows without a value, which says nothing about the expression."""
 MICROS_PER_SECOND = 1_000_000
@@ -190,7 +188,7 @@ def _text_to(pattern: str, what: str) -> Any:
     def lower(part: Lowered, kind: pa.DataType, safe: bool) -> str:
         fits = f"regexp_full_match({part.sql}, {text(pattern)})"
         trimmed = f"trim({part.sql}, {text(BLANKS)})"
-        otherwise = "NULL" if safe else f"error({text(UNREADABLE)} || {part.sql} || {text(' as ' + what)})"
+        otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || {text(' as ' + what)})"
         read = _plain(trimmed, kind, safe)
         return f"(CASE WHEN {part.sql} IS NULL THEN NULL WHEN {fits} THEN {read} ELSE {otherwise} END)"
 
@@ -204,7 +202,7 @@ NO_DATE = r"(?s)[\x00-\x20\x7f]*(T?[0-9]{1,2}:.*|T[0-9].*|(-[0-9]{4,6}|\+?(0000|
 
 
 def _text_to_date(part: Lowered, kind: pa.DataType, safe: bool) -> str:
-    otherwise = "NULL" if safe else f"error({text(UNREADABLE)} || {part.sql} || ' as a date such as 2026-01-31')"
+    otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || ' as a date such as 2026-01-31')"
     year, month, day = (f"regexp_extract({part.sql}, {text(ANY_DATE)}, {at})" for at in (1, 2, 3))
     month, day = (f"TRY_CAST((CASE {each} WHEN '' THEN '1' ELSE {each} END) AS BIGINT)" for each in (month, day))
     first = f"make_date(TRY_CAST({year} AS BIGINT), {month}, 1)"
@@ -225,7 +223,7 @@ def _text_to_moment(part: Lowered, kind: pa.DataType, safe: bool) -> str:
         reason = "a timestamp needs a date, with a year from 1 to 9999: 2026-01-31 12:00:00"
         read = failing(f"regexp_full_match({part.sql}, {text(NO_DATE)})", reason, read)
     else:
-        wrong = f"error({text(UNREADABLE)} || {part.sql} || ' as a timestamp such as 2026-01-31 12:00:00')"
+        wrong = f"error('cannot read ' || {part.sql} || ' as a timestamp such as 2026-01-31 12:00:00')"
         read = f"coalesce({read}, {wrong})"
     return (
         f"(CASE WHEN {part.sql} IS NULL THEN NULL"
@@ -243,7 +241,7 @@ def _text_to_number(part: Lowered, kind: pa.DataType, safe: bool) -> str:
 
 def _text_to_boolean(part: Lowered, kind: pa.DataType, safe: bool) -> str:
     word = f"lower(trim({part.sql}, ' '))"
-    otherwise = "NULL" if safe else f"error({text(UNREADABLE)} || {part.sql} || ' as a boolean')"
+    otherwise = "NULL" if safe else f"error('cannot read ' || {part.sql} || ' as a boolean')"
     return (
         f"(CASE WHEN {word} IN ('t', 'true', 'y', 'yes', '1') THEN TRUE"
         f" WHEN {word} IN ('f', 'false', 'n', 'no', '0') THEN FALSE"

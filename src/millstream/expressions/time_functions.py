@@ -18,7 +18,6 @@ from millstream.expressions.function_entries import (
 )
 from millstream.expressions.lowered import (
     MICROS_PER_SECOND,
-    UNREADABLE,
     Lowered,
     Mistake,
     Refusal,
@@ -84,7 +83,7 @@ def to_timestamp(parts: Sequence[Lowered]) -> Lowered:
     made, form = for_duckdb(pattern, reading=True)
     given = parts[0].sql
     read = f"strptime({given}, {text(made)})"
-    wrong = f"error({text(UNREADABLE)} || {given} || {text(f' by the pattern {pattern}')})"
+    wrong = f"error('cannot read ' || {given} || {text(f' by the pattern {pattern}')})"
     fits = f"regexp_full_match({given}, {text(form)})"
     return Lowered(
         f"(CASE WHEN {given} IS NULL THEN NULL WHEN {fits} THEN {read} ELSE {wrong} END)", INSTANT, fails=True

@@ -38,6 +38,7 @@ class Mosquitto:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.port: int = free.getsockname()[1]
         self._file = folder / "mosquitto.conf"
+        self._log = folder / "mosquitto.log"
         self._scheme = "mqtt" if tls is None else "mqtts"
         more = [] if passwords is None else [f"password_file {passwords}"]
         more += [] if tls is None else [f"certfile {tls}", f"keyfile {tls}"]
@@ -54,18 +55,22 @@ class Mosquitto:
 
     def start(self) -> None:
         assert PROGRAM is not None
-        self._process = subprocess.Popen([PROGRAM, "-c", str(self._file)], stderr=subprocess.DEVNULL)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen([PROGRAM, "-c", str(self._file)], stdout=log, stderr=log)
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():
             assert time.monotonic() < deadline, f"mosquitto does not listen after {START_SECONDS:g} s"
             time.sleep(LOOK_SECONDS)
 
     def _answers(self) -> bool:
-        assert self._process.poll() is None, "mosquitto has ended"
+        ended = self._process.poll()
+        assert ended is None, f"mosquitto has ended with {ended}: {self._log.read_text()}"
         with socket.socket() as trying:
             return trying.connect_ex(("127.0.0.1", self.port)) == 0
 
     def stop(self) -> None:
         """It stores its sessions first."""
+        ended = self._process.poll()
+        assert ended is None, f"mosquitto has ended with {ended}: {self._log.read_text()}"
         self._process.terminate()
         self._process.wait()

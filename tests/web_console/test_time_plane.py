@@ -181,7 +181,7 @@ def several_keys(page: Page) -> None:
     panes = page.get_by_role("region", name="Newest panes")
     page.get_by_text("Keys: red").click()
     page.get_by_label("Search keys").fill("bl")
-    assert page.get_by_role("checkbox").count() == 1
+    until(lambda: page.get_by_role("checkbox").count() == 1, "the key that was searched for")
     page.get_by_label("blue", exact=True).check()
     page.get_by_text("Keys: red, blue").wait_for()
     panes.get_by_role("cell", name="blue").first.wait_for()

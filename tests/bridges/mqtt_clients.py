@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from millstream.bridges.mqtt.client_loop import ClientLoop
 from waiting import until
+
+RECONNECT_S = 0.5
+
+
+class ReconnectingLoop(ClientLoop):
+    """Paho's own loop does not work for descriptors above 1023, which a long run of tests has."""
+
+    def run(self) -> None:
+        super().run()
+        while not self.is_stopping:
+            time.sleep(RECONNECT_S)
+            if not self.is_stopping:
+                with suppress(OSError):  # the broker is away
+                    self._client.reconnect()
+                super().run()
 
 
 class Received(NamedTuple):
@@ -30,11 +48,11 @@ class Subscriber:
         self._client.on_connect = lambda client, *_: client.subscribe(filter, 1)
         self._client.on_subscribe = self._on_subscribe
         self._client.on_message = self._on_message
-        self._client.reconnect_delay_set(1, 1)
+        self._loop = ReconnectingLoop(self._client)
         session = Properties(PacketTypes.CONNECT)
         session.SessionExpiryInterval = 3600
         self._client.connect("127.0.0.1", port, clean_start=False, properties=session)
-        self._client.loop_start()
+        self._loop.start()
         until(lambda: self._subscribed, "the broker has the subscription")
 
     def _on_subscribe(self, *_: Any) -> None:
@@ -46,4 +64,4 @@ class Subscriber:
 
     def close(self) -> None:
         self._client.disconnect()
-        self._client.loop_stop()
+        self._loop.stop()

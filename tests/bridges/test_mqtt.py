@@ -17,6 +17,7 @@ import pytest
 from millstream.bridges.landing import Landing
 from millstream.bridges.mqtt.bridge import MqttBridge, MqttSource
 from millstream.bridges.mqtt.client import MqttBroker
+from millstream.bridges.mqtt.client_loop import ClientLoop
 from millstream.errors import InvalidInput, MillstreamError, SourceUnavailable
 from millstream.log import EmbeddedLog
 from mosquitto_server import Mosquitto
@@ -59,12 +60,13 @@ def publish(mosquitto: Mosquitto, *payloads: str, qos: int = 1, topic: str = "de
     from paho.mqtt import client as paho
 
     sender = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
+    loop = ClientLoop(sender)
     sender.connect("127.0.0.1", mosquitto.port)
-    sender.loop_start()
+    loop.start()
     for sent in [sender.publish(topic, payload, qos, **more) for payload in payloads]:
         sent.wait_for_publish(60)
     sender.disconnect()
-    sender.loop_stop()
+    loop.stop()
 
 
 def stored(log: EmbeddedLog, count: int) -> list[str]:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import pickle
+import resource
 import socket
 import ssl
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from .test_webhook import certified
 
 COMMANDS = Schema.of("device string, command string, speed int")
 OPEN, SHUT, SLOW = (("fan", "open", 1), ("fan", "shut", 0), ("pump", "open", 1))
+FILES = 1100
 WET, DRY = (("drain", "wet", 1), ("drain", "dry", 1))
 
 
@@ -132,6 +134,22 @@ def test_over_tls_with_a_last_will(tmp_path: Path) -> None:
         until(lambda: len(subscriber.got) == 2, "the row and the will have come")
         assert [(each.topic, each.payload) for each in subscriber.got] == [("plant/a", b"open"), ("status", b"gone")]
     broker.stop()
+
+
+@pytest.mark.more
+def test_a_process_with_many_open_files_publishes(mosquitto: Mosquitto, tmp_path: Path) -> None:
+    """Method: the connections have descriptors that select refuses."""
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(limit[0], 2 * FILES), limit[1]))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limit)
+        for _ in range(FILES):
+            stack.enter_context(Path(os.devnull).open())
+        subscriber = stack.enter_context(closing(Subscriber(mosquitto.port, "plant/#")))
+        with closing(sink(ms.mqtt(mosquitto.address, "plant/{device}", payload="command"), tmp_path)) as made:
+            made.write(0, rows(OPEN), None)
+        until(lambda: subscriber.got, "the row has come")
+        assert [(each.topic, each.payload) for each in subscriber.got] == [("plant/fan", b"open")]
 
 
 def test_a_broker_that_is_down(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ from waiting import until
 
 from . import amqp_clients, aws, broker_clients
 from .broker_clients import AMQP1, STOMP, Protocol, Sent
-from .mqtt_clients import Subscriber
+from .mqtt_clients import ReconnectingLoop, Subscriber
 from .receiver import Receiver, receiving
 from .support import request
 
@@ -113,9 +113,9 @@ class MqttUnderTest(BridgeUnderTest):
         self._accepted: set[int] = set()
         self._sender = paho.Client(paho.CallbackAPIVersion.VERSION2, protocol=paho.MQTTv5)
         self._sender.on_publish = lambda client, data, number, reason, properties: self._accepted.add(number)
-        self._sender.reconnect_delay_set(1, 1)
+        self._loop = ReconnectingLoop(self._sender)
         self._sender.connect("127.0.0.1", broker.port)
-        self._sender.loop_start()
+        self._loop.start()
 
     def runner(self, port: int) -> Any:
         return functools.partial(run_mqtt, port=port)
@@ -137,7 +137,7 @@ class MqttUnderTest(BridgeUnderTest):
 
     def close(self) -> None:
         self._sender.disconnect()
-        self._sender.loop_stop()
+        self._loop.stop()
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from millstream.bridges.arrivals import ID_HEADER
 from millstream.bridges.brokers.answered_sink import AnsweredEndpoint, AnsweredSink, Answers, Outgoing
 from millstream.bridges.identified import Identified, identified
 from millstream.bridges.mqtt.client import MqttBroker, Will, installed, is_final
+from millstream.bridges.mqtt.client_loop import ClientLoop
 from millstream.bridges.topic_pattern import TopicPattern
 from millstream.connectors import arguments
 from millstream.connectors.connector import Writing
@@ -131,11 +132,13 @@ class Connection:
         self._client.on_connect, self._client.on_disconnect = self._on_connect, self._on_disconnect
         self._client.on_publish = self._on_publish
         self._client.connect_timeout = CONNECT_SECONDS
+        self._loop = ClientLoop(self._client)
         try:
             self._client.connect(broker.host, broker.port, broker.keep_alive_seconds)
         except OSError as error:
+            self._loop.stop()
             raise self._unavailable(f"the broker cannot be reached: {error}") from error
-        self._client.loop_start()
+        self._loop.start()
         try:
             self._wait(lambda: self._connected is not None, CONNECT_SECONDS)
             self._check(self._connected)
@@ -173,7 +176,7 @@ class Connection:
     def close(self) -> None:
         with suppress(ValueError):  # it never was connected
             self._client.disconnect()
-        self._client.loop_stop()
+        self._loop.stop()
 
     def _properties(self, id: str) -> Any:
         if self._broker.version != 5:

@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
+# Many of the slower tests wait for servers and processes that they start, so more of them run at a time.
+MORE := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup
 SOAK := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
 # Without bytecode, every worker would rewrite the assertions of all tests again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -59,7 +61,7 @@ test: $(READY) console/node_modules
 	$(PYTEST) -m "not soak and not more" --property-seconds 0.2
 
 test-more: $(READY)
-	$(PYTEST) -m "(more or property) and not soak" --property-seconds 1
+	$(MORE) -m "(more or property) and not soak" --property-seconds 1
 
 soak: $(READY)
 	@failed=; for part in $(or $(PART),$(PARTS)); do \

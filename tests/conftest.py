@@ -3,8 +3,8 @@
 With several workers, two have the tests that use a session, file by file, and one has those that use Kafka alone; tests
 that start Spark in processes of their own run beside them. Those that use both Spark and Kafka are in the first of the
 two, so that the second starts no brokers. A broker is not shared between workers: tests stop it, let it hang and change
-its topics. Random examples are in properties.py, the runners of transcripts in
-transcripts.py, and what the long runs do in soak.py.
+its topics. The tests of any other server that takes seconds to start are in one worker, too. Random examples are in
+properties.py, the runners of transcripts in transcripts.py, and what the long runs do in soak.py.
 """
 
 from __future__ import annotations
@@ -31,6 +31,16 @@ pytest_plugins = ["properties", "soak", "transcripts"]
 os.environ.setdefault("MILLSTREAM_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1")
 # Their files alternate between two sessions: one worker with all of them would be busy long after the others.
 SPARK_GROUPS = ("spark", "spark2")
+# Fixtures of servers whose start takes 3 to 6 s of processor time, and the group of the tests that use one.
+SERVER_GROUPS = {
+    "artemis": "artemis",
+    "aws": "aws",
+    "aws_server": "aws",
+    "hdfs": "hdfs",
+    "rabbit": "rabbit",
+    "s3": "s3",
+    "schema_registry": "kafka",  # where others need both
+}
 
 
 @pytest.hookimpl(tryfirst=True)  # before the workers learn their groups
@@ -47,6 +57,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(pytest.mark.xdist_group(SPARK_GROUPS[0]))
             elif with_kafka:
                 item.add_marker(pytest.mark.xdist_group("kafka"))
+            elif groups := [group for server, group in SERVER_GROUPS.items() if server in uses]:
+                item.add_marker(pytest.mark.xdist_group(groups[0]))
     items.sort(key=lambda item: item.get_closest_marker("own_processes") is None)  # the longest; none should be last
 
 

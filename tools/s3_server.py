@@ -15,6 +15,8 @@ from kafka_jars import HERE, KafkaFailed, assemble, find_java
 from kafka_node import HOST, Node, free_ports
 
 POM = HERE.parent / "s3" / "pom.xml"
+JAVA = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
+"""It lives for minutes, so starting fast matters most."""
 START_S_MAX = 240
 
 
@@ -54,7 +56,7 @@ class S3Server:
         }
         self._node.data.mkdir(exist_ok=True)
         given = [f"-D{name}={value}" for name, value in options.items()]
-        self._node.start([str(java), "-Xmx256m", "-XX:+UseSerialGC", *given, "-jar", str(jar)])
+        self._node.start([str(java), *JAVA, *given, "-jar", str(jar)])
         deadline = time.monotonic() + START_S_MAX
         while not self._answers():
             if not self._node.runs or time.monotonic() > deadline:

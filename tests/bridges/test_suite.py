@@ -245,7 +245,7 @@ class TestStomp(BridgeSuite):
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[AwsServer]:
+def aws_server() -> Iterator[AwsServer]:
     with aws.local_aws() as made:
         yield made
 
@@ -294,8 +294,8 @@ class SqsUnderTest(BridgeUnderTest):
 
 class TestSqs(BridgeSuite):
     @pytest.fixture
-    def bridge(self, local: AwsServer, tmp_path: Path) -> SqsUnderTest:
-        return SqsUnderTest(local, tmp_path.name.replace(".", "-"))
+    def bridge(self, aws_server: AwsServer, tmp_path: Path) -> SqsUnderTest:
+        return SqsUnderTest(aws_server, tmp_path.name.replace(".", "-"))
 
 
 # ---------------------------------------------------------------- sinks
@@ -435,8 +435,8 @@ class SqsSinkUnderTest(SinkUnderTest):
 @pytest.mark.soak  # its processes sometimes end before they are killed when the machine is busy
 class TestSqsSink(SinkSuite):
     @pytest.fixture
-    def sink(self, local: AwsServer, tmp_path: Path) -> SqsSinkUnderTest:
-        return SqsSinkUnderTest(local, tmp_path.name.replace(".", "-"))
+    def sink(self, aws_server: AwsServer, tmp_path: Path) -> SqsSinkUnderTest:
+        return SqsSinkUnderTest(aws_server, tmp_path.name.replace(".", "-"))
 
 
 # ---------------------------------------------------------------- many kills

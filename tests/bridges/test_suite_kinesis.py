@@ -26,7 +26,7 @@ pytestmark = pytest.mark.more
 
 
 @pytest.fixture(scope="module")
-def local() -> Iterator[AwsServer]:
+def aws_server() -> Iterator[AwsServer]:
     with aws.local_aws() as made:
         yield made
 
@@ -67,8 +67,8 @@ class KinesisUnderTest(BridgeUnderTest):
 
 class TestKinesis(BridgeSuite):
     @pytest.fixture
-    def bridge(self, local: AwsServer, tmp_path: Path) -> KinesisUnderTest:
-        return KinesisUnderTest(local, tmp_path.name.replace(".", "-"))
+    def bridge(self, aws_server: AwsServer, tmp_path: Path) -> KinesisUnderTest:
+        return KinesisUnderTest(aws_server, tmp_path.name.replace(".", "-"))
 
 
 TestKinesisKilledOften = killed_often(TestKinesis)

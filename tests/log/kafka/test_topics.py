@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import pickle
 import socket
@@ -51,6 +52,29 @@ def test_nothing_of_kafka_is_loaded_for_a_folder(tmp_path: Path) -> None:
     program = "import sys, millstream; millstream.connect(sys.argv[1]).close(); print('confluent_kafka' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program, tmp_path / "log"], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
+
+
+@pytest.mark.more
+def test_a_closed_log_has_no_connection(kafka: KafkaCluster) -> None:
+    """Method: the garbage collector, which would end them some time later, does not run."""
+
+    def open_files() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    def use() -> None:
+        with KafkaLog(f"kafka://{kafka.bootstrap}") as opened:
+            opened.topics()
+
+    use()  # the first use of the library may open files for good
+    gc.collect()
+    before = open_files()
+    gc.disable()
+    try:
+        for _ in range(5):
+            use()
+        until(lambda: open_files() <= before, "the connections have ended")
+    finally:
+        gc.enable()
 
 
 def test_what_needs_a_folder_raises() -> None:

@@ -103,13 +103,25 @@ class Clients:
         self.refused: MillstreamError | None = None
         self._made: dict[str, float] = {}
         with translated_errors(self.where):
-            self.admin = self._admin()
+            self._admin: AdminClient | None = self._new_admin()
+
+    def close(self) -> None:
+        """Ends the connections that this has of its own: otherwise only the garbage collector would, much later."""
+        self._admin = None
+
+    @property
+    def admin(self) -> AdminClient:
+        admin = self._admin
+        if admin is None:
+            with translated_errors(self.where):
+                admin = self._admin = self._new_admin()
+        return admin
 
     def settings(self, *, defaults: Mapping[str, Any] | None = None, **fixed: Any) -> dict[str, Any]:
         """The address can override `defaults`, but not `fixed`."""
         return {**(defaults or {}), **self.address.client(**fixed), "logger": heard, "error_cb": self._on_error}
 
-    def _admin(self) -> AdminClient:
+    def _new_admin(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
         return AdminClient(self.settings())
@@ -216,7 +228,7 @@ class Clients:
                 if not may_pass or waited >= seconds:
                     raise translated(error.args[0], where) from error
                 if name in OUTDATED:
-                    self.admin = self._admin()
+                    self._admin = self._new_admin()
                 time.sleep(0.1)
 
     def made(self, topic: str) -> None:

@@ -363,6 +363,7 @@ class KafkaLog(Switching):
         self._closed = True
         with suppress(MillstreamError):
             self.descriptions.close()
+        self.clients.close()
         if failure is not None:
             raise failure
 

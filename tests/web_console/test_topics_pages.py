@@ -10,8 +10,6 @@ from urllib.parse import urlencode
 import pytest
 
 import millstream as ms
-from millstream.log import EmbeddedLog
-from serving.support import Job, total, totals_flow
 
 from .axe import violations
 from .conftest import Console
@@ -234,26 +232,3 @@ def test_topics_in_the_browser(console: Console, page: Page) -> None:
     assert violations(page) == []
     changes(console, page)
     assert "taken over" not in page.title()
-
-
-@pytest.mark.more
-def test_a_table_in_a_database_in_the_browser(console: Console, page: Page) -> None:
-    """Goal: where no changes are kept, those of the row that was looked up are shown as they come."""
-    with ms.connect(console.log) as log:
-        assert isinstance(log, EmbeddedLog)
-        job = Job(log, totals_flow(ms.sqlite(console.log.parent / "tables.db", "totals")))
-        job.write((total("red", 5), 1), (total("blue", 1), 1))
-        page.goto(f"{console.url}/console/#/tables/totals")
-        page.get_by_text("no list of its changes").wait_for()
-        page.get_by_label("team", exact=True).fill("red")
-        page.get_by_role("button", name="Look up").click()
-        changes = page.get_by_role("region", name="Changes")
-        changes.get_by_role("row", name='+ {"team":"red","total":5}').wait_for()
-        job.write((total("red", 5), -1), (total("red", 7), 1))
-        changes.get_by_role("row", name='+ {"team":"red","total":7}').wait_for()
-        changes.get_by_role("row", name='\N{MINUS SIGN} {"team":"red","total":5}').wait_for()
-        job.write((total("red", 7), -1))
-        changes.get_by_role("row", name='\N{MINUS SIGN} {"team":"red","total":7}').wait_for()
-        picture(page, "table-in-database")
-        assert violations(page) == []
-        job.close()

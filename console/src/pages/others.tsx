@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { act, acts, useLive } from "../api";
 import { Act, count, Problem, Sheet, span, text } from "../shown";
-import { Changes, ChangesOfRow } from "./changes";
+import { Changes, WrittenChanges } from "./changes";
 import { Names } from "./topics";
 
 interface Group {
@@ -157,11 +157,12 @@ export function Table({ name }: { name: string }) {
   const tables = useLive<Listed[]>("/v1/tables");
   const table = tables.answer?.find((each) => each.name === name);
   const [key, setKey] = useState<Record<string, string>>({});
-  const [asked, setAsked] = useState<string | null>(null);
+  const [looked, lookUp] = useState<Record<string, string> | null>(null);
+  const asked = looked && `/v1/tables/${encodeURIComponent(name)}?${new URLSearchParams(looked)}`;
   const row = useLive<Record<string, unknown>>(asked);
   const find = (event: Event) => {
     event.preventDefault();
-    setAsked(`/v1/tables/${encodeURIComponent(name)}?${new URLSearchParams(key)}`);
+    lookUp({ ...key });
   };
   return (
     <>
@@ -201,15 +202,7 @@ export function Table({ name }: { name: string }) {
         </Sheet>
       )}
       {table?.topic && <Changes topic={table.topic} />}
-      {table && !table.topic && (
-        <>
-          {asked && <ChangesOfRow key={asked} row={row.failure ? null : row.answer} />}
-          <p class="faint">
-            A table in {table.kind} has the current row of each key, and no list of its changes: look a key up to see how its row
-            changes from now on. Tables in topics show the changes of all keys, and their history.
-          </p>
-        </>
-      )}
+      {table && !table.topic && <WrittenChanges table={name} looked={looked} />}
     </>
   );
 }

@@ -41,6 +41,7 @@ from millstream.jobs.results.outputs import Outputs, Stopped
 from millstream.jobs.results.renaming import renamed
 from millstream.jobs.results.result_topics import keys_of, partitions_of
 from millstream.jobs.results.start_over import restart, starts_over
+from millstream.jobs.results.table_changes import TableChanges
 from millstream.jobs.shown.display import Display
 from millstream.jobs.shown.notices import Notices
 from millstream.jobs.shown.notices import logger as job_logger
@@ -262,8 +263,10 @@ def start(
         parts = PlanParts(feed, sinks, progress, folder.checkpoint)
         sampler = Sampler(name, folder.path, physical_plan, progress, parts.lag, keeps=settings.metrics)
         notices = Notices(name, physical_plan)
-        events = None
+        events, changes = None, None
         if settings.provenance:
+            changes = TableChanges(folder.path, log.path if isinstance(log, EmbeddedLog) else broker)
+            opening.callback(changes.close)
             counts = settings.metrics
             events = BatchEvents(log, folder, kept.identity, physical_plan, sampler.metrics, counts_rows=counts)
             opening.callback(events.close)
@@ -276,6 +279,7 @@ def start(
             notices,
             settings.on_batch,
             events=events,
+            changes=changes,
             shift=kept.shift,
             fails_alone=bool(flows) and not settings.batch,
         )

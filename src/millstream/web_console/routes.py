@@ -18,6 +18,7 @@ from millstream.web_console.dead_letters import DeadLetters
 from millstream.web_console.front_door import FrontDoor
 from millstream.web_console.planes import Planes
 from millstream.web_console.plans import plan_route
+from millstream.web_console.table_changes import ShownChanges
 from millstream.web_console.topics import Topics
 from millstream.web_console.why import Questions
 
@@ -46,6 +47,7 @@ def with_console(
             planes.route(),
             Questions(supervisor).route(),
             *topics.routes(),
+            ShownChanges(topics, supervisor.masking).route(),
             *DeadLetters(supervisor, topics, user).routes(),
             *dashboard_routes(supervisor),
             bridge_route(supervisor.jobs.parent / BRIDGES),

@@ -11,7 +11,7 @@ import orjson
 from starlette.requests import Request
 
 from millstream.connectors.catalog import TOPIC
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, NotFound
 from millstream.log import Broker, TopicInfo, connect
 from millstream.log.agreement.groups import GroupPartition
 from millstream.records import codec
@@ -192,8 +192,14 @@ class Topics:
         key: Any = dict(request.query_params)
         if not key:
             raise InvalidInput("a row is found by its key", next_step="?column=value for each key column")
-        row = self.tables.row(request.path_params["table"], key)
-        return self._masking.now().row(plain(row.values()))
+        name, mask = request.path_params["table"], self._masking.now()
+        try:
+            row = self.tables.row(name, key)
+        except NotFound as error:
+            if mask and any(map(mask.hides, self.tables.find(name).key)):  # the error lists some that exist
+                raise NotFound(f"the table '{name}' has no such row", next_step="its keys are masked") from None
+            raise error
+        return mask.row(plain(row.values()))
 
 
 def _headers(given: Any) -> list[tuple[str, bytes | str]]:

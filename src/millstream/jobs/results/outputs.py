@@ -32,6 +32,7 @@ from millstream.jobs.measuring.job_metrics import JobMetrics, Phases
 from millstream.jobs.measuring.job_progress import Progress
 from millstream.jobs.results.output_claims import OutputClaims
 from millstream.jobs.results.refused_rows import RefusedRows, dead_letters_of
+from millstream.jobs.results.table_changes import TableChanges
 from millstream.jobs.shown.notices import Notices
 from millstream.jobs.shown.recent_rows import RecentRows
 from millstream.operators.elementwise import OFFSET, frame_of, net
@@ -102,6 +103,7 @@ class Outputs:
         on_batch: Callable[[int, Mapping[str, pa.Table]], None] | None = None,
         *,
         events: BatchEvents | None = None,
+        changes: TableChanges | None = None,
         shift: int = 0,
         fails_alone: bool = False,
     ) -> None:
@@ -116,6 +118,7 @@ class Outputs:
         self._notices = notices
         self._on_batch = on_batch
         self._events = events
+        self._changes = changes
         self._shift = shift
         self._ended_at = self._written_at = time.monotonic()
         self._fails_alone = fails_alone
@@ -279,11 +282,14 @@ class Outputs:
         """Writes a batch, and returns the dead letters of the rows that the sink refused."""
         sink = self._sinks[output]
         kept = RefusedRows(self._folder / SINKS / output.name, output.name)
+        refused: list[int] | None = None
         has_dead_letters = any(
             isinstance(node, Dead) and node.inputs[0] is output for node in self._physical_plan.order
         )
 
         def refuse(refusals: Sequence[Refusal]) -> None:
+            nonlocal refused
+            refused = [refusal.row for refusal in refusals]
             dead_letters = dead_letters_of(output, frame, table, refusals, self._progress.now)
             if len(dead_letters) and not has_dead_letters:
                 raise record_failed(output, dead_letters.row(0, named=True))
@@ -294,7 +300,11 @@ class Outputs:
                 sink.write_prepared(number, table, weights, receipts, refuse)
 
         self._retrying(output, write)
-        return self._retrying(output, lambda: kept.of(number))
+        dead_letters = self._retrying(output, lambda: kept.of(number))
+        if self._changes is not None:
+            is_known = refused is not None or not len(dead_letters)  # a batch that was written before refuses nothing
+            self._changes.note(output, number, table, weights, (refused or []) if is_known else None)
+        return dead_letters
 
     def _retrying(self, output: Write, attempt: Callable[[], Result]) -> Result:
         """Retries until the sink is available, unless the job is asked to stop or the sink's policy says so."""

@@ -5,7 +5,7 @@ import { useLive } from "../api";
 import { count, moment, Problem, Sheet, span } from "../shown";
 import type { Process } from "./job";
 
-interface Step {
+export interface Step {
   name: string;
   does: string;
   kind: string;
@@ -21,9 +21,13 @@ interface Step {
   stages?: string[];
 }
 
-interface Plan {
+export interface Plan {
   flow: string;
+  /** Unless it runs in micro-batches. */
+  mode?: string;
   key_groups: number;
+  /** In real time: one for each partition of a source. */
+  tasks?: number;
   logical: Step[];
   physical: Step[];
 }
@@ -39,11 +43,13 @@ export interface StepSample {
   delay_s: number | null;
   delay_own_s: number | null;
   lag_records: number | null;
+  lag_s: number | null;
   state_rows: number | null;
 }
 
 interface Sample {
   at: number;
+  batch_s: number;
   steps: Record<string, StepSample>;
   wait_s: number;
   plan_s: number;
@@ -69,24 +75,33 @@ export function PlanPage({ name, processes }: { name: string; processes: Process
   const newest = metrics?.samples.at(-1);
   const before = useBefore(newest);
   const steps = newest?.steps ?? {};
-  const sent = (step: string): string | null => {
-    const [now, earlier] = [steps[step]?.rows_out, before?.steps[step]?.rows_out];
+  const passed = (step: string, part: "rows_in" | "rows_out"): string | null => {
+    const [now, earlier] = [steps[step]?.[part], before?.steps[step]?.[part]];
     if (now === null || now === undefined) return null;
     if (!newest || !before || earlier === null || earlier === undefined || now < earlier) return `${count(now)} rows`;
     return `${count(Math.round((now - earlier) / Math.max(newest.at - before.at, 0.001)))} rows/s`;
   };
+  /** What passes an edge: what the step behind it gets, if it has no other input; else what the one before it sends. */
+  const sent = (from: Step | undefined, to: Step | undefined): string | null => {
+    const found = to?.inputs.length === 1 ? passed(to.steps?.[0] ?? to.name, "rows_in") : null;
+    if (found !== null || !from || (to?.kind === "sink" && to.inputs.length > 1)) return found;
+    return passed(from.steps?.at(-1) ?? from.name, "rows_out");
+  };
   if (!answer) return <Problem failure={failure} />;
+  const isRealTime = answer.mode === REAL_TIME;
+  const physical = isRealTime ? `in ${answer.tasks} tasks that do not end` : `${answer.key_groups} key groups`;
   const step = answer.logical.find((each) => each.name === chosen) ?? answer.physical.find((each) => each.name === chosen);
+  const part = answer.physical.find((each) => each.name === chosen); // a source and its tasks have the same name
   const isChosen = (each: Step) => each.name === chosen || (step?.stages ?? []).includes(each.name);
   const given = { samples: steps, sent, isChosen, choose, processes };
   return (
     <>
-      {newest && <Phases of={newest} />}
+      {isRealTime ? <RealTime newest={newest} /> : newest && <Phases of={newest} />}
       <Processes of={processes} />
       <Legend slowest={slowestOf(steps)} />
       <div class="graphs">
         <Graph title="Logical: as it was written" steps={answer.logical} {...given} />
-        <Graph title={`Physical: as Spark runs it, ${answer.key_groups} key groups`} steps={answer.physical} {...given} />
+        <Graph title={`Physical: as Spark runs it, ${physical}`} steps={answer.physical} {...given} />
       </div>
       {step && (
         <section class="card" aria-live="polite">
@@ -94,7 +109,7 @@ export function PlanPage({ name, processes }: { name: string; processes: Process
           <p>{step.does}</p>
           {step.line && <p class="faint">{step.line}</p>}
           {step.columns && <p class="faint">Columns: {step.columns.join(", ")}</p>}
-          {step.runs && <p>Runs as {step.runs}</p>}
+          {part?.runs && <p>Runs as {part.runs}</p>}
           {step.stages && <p>Runs in {step.stages.join(", ")}</p>}
           {step.process && <p class="faint">Process: {runsIn(step, processes)}</p>}
           {step.windowed && (
@@ -138,9 +153,9 @@ function useBefore(newest: Sample | undefined): Sample | undefined {
   return seen.current.before;
 }
 
-const seconds = (value: number | null | undefined): string =>
+export const seconds = (value: number | null | undefined): string =>
   value === null || value === undefined ? "–" : span(Math.max(0, value));
-const rate = (sample: StepSample | undefined): string =>
+export const rate = (sample: StepSample | undefined): string =>
   sample?.rows_per_s === null || sample?.rows_per_s === undefined ? "–" : count(Math.round(sample.rows_per_s));
 
 /** The processes that run the tasks. */
@@ -150,6 +165,20 @@ function Processes({ of }: { of: Process[] }) {
   return (
     <p class="faint">
       Processes: {kinds.map((kind) => `${kind} ${of.filter((each) => each.kind === kind).map((each) => each.pid).join(", ")}`).join(" · ")}
+    </p>
+  );
+}
+
+export const REAL_TIME = "real time";
+
+/** There are no batches whose time could be divided. */
+function RealTime({ newest }: { newest: Sample | undefined }) {
+  return (
+    <p class="card" role="note" aria-label="Real time">
+      In real time: each record passes all steps by itself, and is written within milliseconds. Spark counts rows and records
+      its progress every few seconds; that is how old these figures are
+      {newest && newest.batch_s > 0 ? `, the last time after ${span(newest.batch_s)}` : ""}. The lag is what was written to the
+      sources since.
     </p>
   );
 }
@@ -207,7 +236,7 @@ interface GraphGiven {
   title: string;
   steps: Step[];
   samples: Record<string, StepSample>;
-  sent: (step: string) => string | null;
+  sent: (from: Step | undefined, to: Step | undefined) => string | null;
   isChosen: (step: Step) => boolean;
   choose: (name: string) => void;
   processes: Process[];
@@ -264,6 +293,7 @@ function runsIn(step: Step, processes: Process[]): string {
 function Graph({ title, steps, samples, sent, isChosen, choose, processes }: GraphGiven) {
   const drawn = useMemo(() => placed(steps), [steps]);
   const slowest = slowestOf(samples);
+  const named = (name: string): Step | undefined => steps.find((each) => each.name === name);
   return (
     <figure class="graph">
       <figcaption>{title}</figcaption>
@@ -272,7 +302,7 @@ function Graph({ title, steps, samples, sent, isChosen, choose, processes }: Gra
           {drawn.edges.map((edge) => (
             <g key={`${edge.from} ${edge.to}`}>
               <path class="edge" d={`M${edge.points.map((at) => `${at.x},${at.y}`).join("L")}`} />
-              <Flow at={edge.points[Math.floor(edge.points.length / 2)]} rows={sent(lastStep(steps, edge.from))} />
+              <Flow at={edge.points[Math.floor(edge.points.length / 2)]} rows={sent(named(edge.from), named(edge.to))} />
             </g>
           ))}
           {drawn.nodes.map(({ step, x, y }) => {
@@ -284,9 +314,13 @@ function Graph({ title, steps, samples, sent, isChosen, choose, processes }: Gra
                 class={`node kind-${step.kind} ${isChosen(step) ? "chosen" : ""}`}
                 transform={`translate(${x} ${y})`}
                 role="button"
-                tabIndex={0}
+                tabindex={0} // as an attribute of SVG is spelled
                 onClick={() => choose(step.name)}
-                onKeyDown={(event) => (event.key === "Enter" || event.key === " ") && choose(step.name)}
+                onKeyDown={(event) => {
+                  if (event.key !== "Enter" && event.key !== " ") return;
+                  event.preventDefault(); // the space bar would scroll
+                  choose(step.name);
+                }}
               >
                 <rect width={WIDTH} height={heightOf(step)} rx="8" />
                 <rect class="heat" width={WIDTH} height={heightOf(step)} rx="8" style={{ fillOpacity: String(own * 0.45) }} />
@@ -309,9 +343,6 @@ function Graph({ title, steps, samples, sent, isChosen, choose, processes }: Gra
     </figure>
   );
 }
-
-/** The step that sends the rows of a box. */
-const lastStep = (steps: Step[], name: string): string => steps.find((each) => each.name === name)?.steps?.at(-1) ?? name;
 
 function Flow({ at, rows }: { at: { x: number; y: number } | undefined; rows: string | null }) {
   if (!at || rows === null) return null;

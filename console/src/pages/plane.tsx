@@ -4,6 +4,7 @@ import { type Failure, follow, useLive } from "../api";
 import { areaOf, coloursOf, Drawing } from "../plane_canvas";
 import { type Feed, type Keys, moved, nearest, newestView, Plane, shows, type View, zoomed } from "../plane_model";
 import { count, Problem, Sheet } from "../shown";
+import { type Plan, rate, REAL_TIME, seconds, type Step, type StepSample } from "./plan";
 import { OtherBound, type Question, Why } from "./why";
 
 const SPANS: [string, number][] = [
@@ -20,10 +21,11 @@ const KEYS_NAMED = 3;
 
 export function PlanePage({ name, step }: { name: string; step: string | undefined }) {
   const path = `/v1/jobs/${encodeURIComponent(name)}`;
-  const plan = useLive<{ logical: { name: string; windowed: boolean }[] }>(`${path}/plan`);
+  const plan = useLive<Plan>(`${path}/plan`);
   const windowed = plan.answer?.logical.filter((each) => each.windowed) ?? [];
   const chosen = step ?? windowed[0]?.name;
   if (!plan.answer) return <Problem failure={plan.failure} />;
+  if (plan.answer.mode === REAL_TIME) return <NoTime job={path} name={name} steps={plan.answer.logical} />;
   if (!chosen) return <p>The flow has no windows.</p>;
   return (
     <>
@@ -41,6 +43,47 @@ export function PlanePage({ name, step }: { name: string; step: string | undefin
         </nav>
       )}
       <LivePlane key={chosen} job={path} step={chosen} />
+    </>
+  );
+}
+
+/** Of a job in real time: why it has no plane, and how promptly records pass it. */
+function NoTime({ job, name, steps }: { job: string; name: string; steps: Step[] }) {
+  const newest = useLive<{ samples: { steps: Record<string, StepSample> }[] }>(`${job}/metrics`).answer?.samples.at(-1);
+  return (
+    <>
+      <section class="card" role="note" aria-label="No time plane">
+        <h2>Nothing waits here</h2>
+        <p>
+          A time plane shows how event time and processing time differ: a watermark that moves, and windows and late rows that
+          depend on it. A job in real time has none of them. It processes each record by itself, in the order of its partition,
+          whatever its event time is: no row waits for another one, and none is late. Event times are passed on as they are.
+        </p>
+        <p>
+          For windows, let a second flow in micro-batches read an output of this one, with <code>event_time=</code>; that flow
+          has a time plane. <a href={`#/jobs/${encodeURIComponent(name)}/plan`}>The plan</a> shows what each step does.
+        </p>
+      </section>
+      <h2>What passes</h2>
+      <Sheet label="What passes" head={["Step", "Kind", "Rows in", "Rows out", "Rows/s", "Waiting, records", "Waiting, time", "Dead"]}>
+        {steps
+          .filter((each) => each.kind === "source" || each.kind === "sink")
+          .map((each) => {
+            const sample = newest?.steps[each.name];
+            return (
+              <tr key={each.name}>
+                <th scope="row">{each.name}</th>
+                <td>{each.kind === "source" ? "source" : "output"}</td>
+                <td class="number">{count(sample?.rows_in)}</td>
+                <td class="number">{count(sample?.rows_out)}</td>
+                <td class="number">{rate(sample)}</td>
+                <td class="number">{count(sample?.lag_records)}</td>
+                <td class="number">{seconds(sample?.lag_s)}</td>
+                <td class="number">{count(sample?.rows_dead)}</td>
+              </tr>
+            );
+          })}
+      </Sheet>
     </>
   );
 }

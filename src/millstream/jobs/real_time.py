@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,6 +34,7 @@ from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.job_folder import REAL_TIME_CHECKPOINT as CHECKPOINT
 from millstream.jobs.job_folder import JobFolder, newest_number
 from millstream.jobs.measuring.job_progress import Progress, ProgressFile
+from millstream.jobs.measuring.real_time_metrics import RealTimeMetrics, RealTimeSampler
 from millstream.jobs.modes import has_started, refuse_after_micro_batches
 from millstream.jobs.real_time_plan import PROMISE, RealTimePlan, kafka_options, real_time_plan
 from millstream.jobs.results.output_claims import START_OVER, NewestBatches, OutputClaims
@@ -42,6 +44,7 @@ from millstream.jobs.shown.display import Display
 from millstream.jobs.shown.notices import warn_of_bad_records
 from millstream.jobs.starting_spark import session_of, spark_log
 from millstream.jobs.stop_request import StopRequest
+from millstream.jobs.versions.real_time_document import write_real_time_plan
 from millstream.log import connect
 from millstream.log.storage.disk import read_document, write_document
 from millstream.plan.bad_rows import listened_to
@@ -80,11 +83,14 @@ class RealTimeJob(Job):
         query: StreamingQuery,
         closing: ExitStack,
         logs: dict[Read, KafkaLog],
+        metrics: RealTimeMetrics,
     ) -> None:
         super().__init__(plan.name, folder, Progress(), query, closing)
         self.plan = plan
         self._logs = logs
         self._file = ProgressFile(folder.path)
+        self._metrics = metrics
+        self._taking = threading.RLock()  # progress is taken by whoever waits for the job, and by its sampler
         self._recorded_batch = -1
         self._lag = 0
 
@@ -101,11 +107,15 @@ class RealTimeJob(Job):
 
     @property
     def is_running(self) -> bool:
-        self._take_progress()
+        self.take_progress()
         return super().is_running
 
-    def _take_progress(self) -> None:
+    def take_progress(self) -> None:
         """Takes over what Spark has reported since the last call."""
+        with self._taking:
+            self._take_progress()
+
+    def _take_progress(self) -> None:
         before = self._recorded_batch
         for reported in self._query.recentProgress:
             if reported["batchId"] <= self._recorded_batch:
@@ -118,6 +128,7 @@ class RealTimeJob(Job):
                 ends = source["endOffset"]
                 ends = json.loads(ends) if isinstance(ends, str) else ends
                 self.progress.offsets[node.name] = dict((ends or {}).get(topic.name, {}))
+            self._metrics.take(reported, self.progress.offsets)
         if self._recorded_batch > before:
             self._file.update(self.name, self.progress, self.lag)
 
@@ -125,13 +136,10 @@ class RealTimeJob(Job):
         """The number of rows not recorded as read yet; for a job that has ended, the last known number."""
         if not self.is_running:
             return self._lag
-        behind = 0
-        for node, topic in self.plan.sources.items():
-            done = self.progress.offsets.get(node.name, {})
-            for partition in self._logs[node].topic(topic.name).partitions():
-                behind += max(0, partition.stable_offset() - done.get(str(partition.number), 0))
-        self._lag = behind
-        return behind
+        done = self.progress.offsets
+        ends = _ends(self.plan, self._logs)
+        self._lag = sum(max(0, end - done.get(source, {}).get(name, 0)) for (source, name), end in ends.items())
+        return self._lag
 
     def stop(self, grace_s: float | None = None, is_urgent: Callable[[], bool] = lambda: False) -> None:
         """Stops right after the job recorded its progress, so that few records are repeated."""
@@ -142,7 +150,7 @@ class RealTimeJob(Job):
         self._finish()
 
     def _finish(self) -> None:
-        self._take_progress()
+        self.take_progress()
         with self._closing:
             error = self._query.exception()
         if error is not None:
@@ -177,13 +185,28 @@ def start(flow: Flow, settings: Settings, display: Display, stop: StopRequest) -
         for output, topic in plan.sinks.items():
             plan.targets[output] = _prepared(sink, output, topic, partitions_of(output, partitions))
         claims.record()
+        write_real_time_plan(folder.path, plan, partitions)
         spark = session_of(settings, plan.name, display, stop)
         _check_spark(spark, sum(partitions.values()))
         display.phase(f"starting the query, in real time: {PROMISE}")
         stop.check()
         query = _query(spark, plan, folder, settings)
         write_document(folder.path / DESCRIPTION, {"sources": _described(plan)})
-        return RealTimeJob(plan, folder, query, opening.pop_all(), logs)
+        metrics = RealTimeMetrics(plan)
+        sampler = RealTimeSampler(folder.path, metrics, lambda: _ends(plan, logs), keeps=settings.metrics)
+        opening.callback(sampler.close)
+        job = RealTimeJob(plan, folder, query, opening.pop_all(), logs, metrics)
+        sampler.start(job.take_progress)
+        return job
+
+
+def _ends(plan: RealTimePlan, logs: Mapping[Read, KafkaLog]) -> dict[tuple[str, str], int]:
+    """By source and partition, the first offset that cannot be read yet."""
+    return {
+        (node.name, str(partition.number)): partition.stable_offset()
+        for node, topic in plan.sources.items()
+        for partition in logs[node].topic(topic.name).partitions()
+    }
 
 
 def _described(plan: RealTimePlan) -> list[str]:
@@ -297,7 +320,7 @@ def _query(spark: SparkSession, plan: RealTimePlan, folder: JobFolder, settings:
         options |= {"failOnDataLoss": "false"} if node.on_lost == "earliest" else {}
         frames[node] = spark.readStream.format("kafka").options(**options).load()
     output, topic = next(iter(plan.sinks.items()))
-    rows = compiled(plan.targets, frames)
+    rows = compiled(plan.targets, frames, counts_rows=settings.metrics)
     writer = rows.writeStream.format("kafka").options(**kafka_options(topic, output.user_line)).outputMode("update")
     writer = writer.option("checkpointLocation", f"file://{(folder.path / CHECKPOINT).absolute()}").queryName(
         folder.job

@@ -228,9 +228,11 @@ def test_a_cluster_is_given_its_archive_and_waited_for(
 
 PROGRAM = """
     import json, sys, time
+    from dataclasses import asdict
     import millstream as ms, waiting
     from waiting import until
     from millstream.errors import MillstreamError
+    from millstream.metrics.history import read_metrics
     from millstream.spark.session.start import log_file
 
     given = json.loads(sys.argv[1])
@@ -274,6 +276,10 @@ PROGRAM = """
     job.stop()
     report["rows"], report["lag"] = job.progress.rows_read, job.lag()
     report["log"] = log_file().read_text()
+    report["drawn"] = json.loads((job.folder.path / "plan.json").read_text())
+    measured = read_metrics(job.folder.path, since=0)
+    report["measured"] = {name: asdict(step) for name, step in measured.newest.steps.items()}
+    report["partitions"] = [[each.source, each.offset, each.end] for each in measured.partitions]
 
     report["other mode"] = failing(lambda: quick().start())
     report["elsewhere"] = failing(lambda: quick().start(**settings, folder="elsewhere"))
@@ -443,6 +449,27 @@ def test_a_record_that_is_too_large_without_dead_letters_is_named(report: dict[s
 def test_progress_and_guarantees_are_reported(report: dict[str, Any]) -> None:
     assert (report["rows"], report["lag"]) == (len(GOOD) + len(BAD) + 1, 0)
     assert "each record at least once" in report["explain"]
+
+
+@pytest.mark.soak
+def test_every_step_reports_its_rows(report: dict[str, Any]) -> None:
+    """`one` gets the rows with i = 1, and refuses the larger; `others` the rest of those that pass."""
+    read = len(GOOD) + len(BAD) + 1
+    found = {name: (each["rows_in"], each["rows_out"], each["rows_dead"]) for name, each in report["measured"].items()}
+    assert found["read_kafka_real-time"] == (read, len(GOOD) + 1, len(BAD))
+    assert found["write_kafka_one"] == (2, 1, 1)
+    assert found["write_kafka_all"] == (len(GOOD), len(GOOD), 0)
+    assert found["write_kafka_dead"] == (len(BAD), len(BAD), 0)
+    assert found["write_kafka_refused"] == (1, 1, 0)
+    assert report["measured"]["read_kafka_real-time"]["lag_records"] == 0
+    assert report["partitions"] == [["read_kafka_real-time", read, read]]
+
+
+@pytest.mark.soak
+def test_the_plan_is_drawn_as_it_runs(report: dict[str, Any]) -> None:
+    drawn = report["drawn"]
+    assert (drawn["mode"], drawn["tasks"]) == ("real time", 1)
+    assert [step["name"] for step in drawn["logical"]] == list(report["measured"])
 
 
 @pytest.mark.soak

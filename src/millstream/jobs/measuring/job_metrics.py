@@ -293,19 +293,19 @@ def plan_of(physical_plan: PhysicalPlan) -> list[StepPlan]:
         made.append(
             StepPlan(
                 node.name,
-                _kind(node),
+                kind_of_step(node),
                 node.label,
                 tuple(given.name for given in node.inputs),
                 has_watermark=watermark is not None,
                 idle_s=None if watermark is None or watermark.idle is None else watermark.idle.total_seconds(),
                 drops_late=node.keeps_state and not physical_plan.takes_late(node),
-                topic=_topic(node),
+                topic=topic_of_step(node),
             )
         )
     return made
 
 
-def _kind(node: Node) -> str:
+def kind_of_step(node: Node) -> str:
     match node:
         case Read():
             return "source"
@@ -318,7 +318,7 @@ def _kind(node: Node) -> str:
     return "stateful" if node.keeps_state else "step"
 
 
-def _topic(node: Node) -> str | None:
+def topic_of_step(node: Node) -> str | None:
     endpoint = node.source if isinstance(node, Read) else node.sink if isinstance(node, Write) else None
     topic: str | None = getattr(endpoint, "broker_topic", None)  # a Spark DataFrame is no topic
     return topic

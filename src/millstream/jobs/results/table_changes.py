@@ -141,13 +141,13 @@ def _changes(
     columns = flat_columns(output.schema)
     numbers = [number for number in range(rows.num_rows) if number not in refused]
     if len(numbers) > BATCH_MAX:
-        numbers = _last(rows, [column for column in columns if column.name in table.key], numbers)
+        numbers = _last(rows, tuple(column for column in columns if column.name in table.key), numbers)
     batch = align(one_batch(rows.take(pa.array(numbers, pa.int64()))), output.schema.arrow)
     names = [column.name for column in columns]
     flat = pa.RecordBatch.from_arrays(flat_arrays(batch, columns), names=names)
     keys, texts = _texts(flat.select(list(table.key))), _texts(flat)
     signs = [1] * len(numbers) if weights is None else [1 if weights[each].as_py() > 0 else -1 for each in numbers]
-    order = range(len(numbers))
+    order = list(range(len(numbers)))
     if -1 in signs:
         first = {key: place for place, key in reversed(list(enumerate(keys)))}
         order = sorted(order, key=lambda place: first[keys[place]])
@@ -156,7 +156,7 @@ def _changes(
         yield keys[place], text if len(text) <= ROW_CHARACTERS_MAX else None, signs[place]
 
 
-def _last(rows: pa.Table, key: Sequence[FlatColumn], numbers: Sequence[int]) -> list[int]:
+def _last(rows: pa.Table, key: tuple[FlatColumn, ...], numbers: Sequence[int]) -> list[int]:
     """The rows of the keys that came last: each with what it replaces, however far before it that is."""
     batch = one_batch(rows)
     arrays = [array.cast(pa.string()) if pa.types.is_null(array.type) else array for array in flat_arrays(batch, key)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,11 @@ def plan_document(
     """
     stages = stages_of(physical_plan)
     logical = [
-        {**_step(node), "process": _process(physical_plan, node), "stages": _stages(physical_plan, stages, node)}
+        {
+            **step_document(node),
+            "process": _process(physical_plan, node),
+            "stages": _stages(physical_plan, stages, node),
+        }
         for node in physical_plan.order
     ]
     process = {step["name"]: step["process"] for step in logical}
@@ -44,11 +48,11 @@ def plan_document(
         ],
         "dashboards": [each.document() for each in built_dashboards()],
         "masked": masked_columns(),
-        "read": _columns_read(in_order((*physical_plan.outputs, *waiting))),
+        "read": columns_read(in_order((*physical_plan.outputs, *waiting))),
     }
 
 
-def _columns_read(order: Sequence[Node]) -> dict[str, list[str]]:
+def columns_read(order: Sequence[Node]) -> dict[str, list[str]]:
     """By topic, the columns that any step reads of it."""
     found: dict[str, set[str]] = {}
     for node in order:
@@ -57,7 +61,7 @@ def _columns_read(order: Sequence[Node]) -> dict[str, list[str]]:
     return {topic: sorted(columns) for topic, columns in found.items()}
 
 
-def _step(node: Node) -> dict[str, Any]:
+def step_document(node: Node) -> dict[str, Any]:
     return {
         "name": node.name,
         "does": node.label,
@@ -90,7 +94,7 @@ def _stages(physical_plan: PhysicalPlan, stages: Sequence[Stage], node: Node) ->
 
 
 def _stage(stage: Stage, groups: int, tasks: int | None) -> dict[str, Any]:
-    of_groups = f"{groups} key groups" if tasks is None else f"{groups} key groups in {_counted(tasks, 'task')}"
+    of_groups = f"{groups} key groups" if tasks is None else f"{groups} key groups in {counted(tasks, 'task')}"
     runs = {"source": "tasks by partition and range", "state": of_groups, "sink": "the driver, batch by batch"}
     return {
         "name": stage.name,
@@ -102,16 +106,20 @@ def _stage(stage: Stage, groups: int, tasks: int | None) -> dict[str, Any]:
     }
 
 
-def _counted(number: int, noun: str) -> str:
+def counted(number: int, noun: str) -> str:
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def write_plan(
     folder: Path, flow: str, physical_plan: PhysicalPlan, tasks: int | None = None, waiting: Sequence[Node] = ()
 ) -> None:
+    write_plan_document(folder, lambda: plan_document(flow, physical_plan, tasks, waiting))
+
+
+def write_plan_document(folder: Path, made: Callable[[], dict[str, Any]]) -> None:
     """No job fails because its plan cannot be shown, unless it has masked columns: they are read from the plan."""
     try:
-        write_document(folder / FILE, plan_document(flow, physical_plan, tasks, waiting))
+        write_document(folder / FILE, made())
     except (OSError, MillstreamError):
         if masked_columns():
             raise

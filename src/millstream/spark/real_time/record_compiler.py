@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from functools import reduce
 
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
+from pyspark.sql import functions as sql
 
 from millstream.connectors.kafka.sink import OVERHEAD_BYTES
 from millstream.connectors.topic.columns import is_metadata
@@ -29,6 +30,7 @@ from millstream.spark.real_time.json_sql import field_of, is_read, parsed, text_
 
 MARK = f"MILLSTREAM-RECORD-{secrets.token_hex(16)}:"
 """Delimits the description of a failed record; random, so that no record can imitate it."""
+COUNTED = "millstream-rows-"
 RECORD, PARSED, REASON, ROW, DEAD, ORIGIN = "__record", "__parsed", "__reason", "__row", "__dead", "__place"
 TEXT = f"cast({RECORD}.value as string)"
 KEYS = "array_distinct(transform(headers, h -> h.key))"
@@ -52,11 +54,24 @@ class Target:
     record_bytes_max: int
 
 
-def compiled(targets: Mapping[Write, Target], frames: Mapping[Read, DataFrame]) -> DataFrame:
-    """The records for Kafka: the topic and the value of each."""
-    order = in_order(targets)
-    parts = [SourceSteps(order, source, frame, targets).records() for source, frame in frames.items()]
+def compiled(
+    targets: Mapping[Write, Target], frames: Mapping[Read, DataFrame], *, counts_rows: bool = True
+) -> DataFrame:
+    """The records for Kafka: the topic and the value of each. With `counts_rows`, Spark reports the rows of steps."""
+    order, parts = in_order(targets), []
+    for number, (source, frame) in enumerate(frames.items()):
+        steps = SourceSteps(order, source, frame, targets)
+        parts.append(steps.records(f"{COUNTED}{number}" if counts_rows else None))
     return reduce(DataFrame.union, parts)
+
+
+def counted_rows(observed: Mapping[str, Row]) -> dict[int, int]:
+    """By the place of a step in the order of the plan, the rows that it sent, in a report of Spark."""
+    found: dict[int, int] = {}
+    for name, counts in observed.items():
+        for place, count in counts.asDict().items() if name.startswith(COUNTED) else ():
+            found[int(place)] = found.get(int(place), 0) + int(count)
+    return found
 
 
 class SourceSteps:
@@ -64,6 +79,7 @@ class SourceSteps:
 
     def __init__(self, order: Sequence[Node], source: Read, frame: DataFrame, targets: Mapping[Write, Target]) -> None:
         self._frame = frame
+        self._order = order
         self._targets = targets
         self._held: list[str] = []
         self._made: dict[Node, list[str]] = {}
@@ -74,7 +90,15 @@ class SourceSteps:
             if any(given in self._made for given in step.inputs):
                 self._made[step] = getattr(self, f"_visit_{type(step).__name__.lower()}")(step)
 
-    def records(self) -> DataFrame:
+    def records(self, counted_as: str | None) -> DataFrame:
+        """With a name for the counts of rows, if they are wanted."""
+        if counted_as is not None:
+            counts = [
+                sql.expr(" + ".join(f"count({column})" for column in columns)).alias(str(place))
+                for place, node in enumerate(self._order)
+                if (columns := self._made.get(node))
+            ]
+            self._frame = self._frame.observe(counted_as, *counts)
         parts = [
             f"case when {column} is not null then named_struct('topic', {text_of(target.topic)}, 'value', {column}) end"
             for output, target in self._targets.items()

@@ -107,6 +107,17 @@ def test_an_unreachable_broker_leaves_the_counts() -> None:
     assert not metrics.has_news
 
 
+def test_a_partition_is_active_while_its_offset_grows() -> None:
+    metrics, place = RealTimeMetrics(alerts()), ("read_kafka_readings", "0")
+    found = []
+    for number, offset in enumerate((4, 4, 6, 6)):
+        report = {"batchId": number, "batchDuration": 5000, "sources": [], "observedMetrics": {}}
+        metrics.take(report, {place[0]: {place[1]: offset}})
+        [partition] = metrics.sample(NOON + number, {place: 6})[1]
+        found.append((partition.active_at, partition.lag_s))
+    assert found == [(NOON, 0.0), (NOON, 1.0), (NOON + 2, 0.0), (NOON + 2, 0.0)]
+
+
 @pytest.mark.more
 def test_the_plan_of_a_job_in_real_time(console: Console, page: Page) -> None:
     plan = alerts()

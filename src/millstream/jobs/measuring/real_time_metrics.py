@@ -29,7 +29,7 @@ from millstream.spark.real_time.record_compiler import counted_rows
 from millstream.spark.session.start import running
 
 LOOK_S = 1.0
-SAMPLE_S_MAX = 30.0
+SAMPLE_S_MAX = 20.0
 """A sample is taken after that long even if Spark reports nothing."""
 CLOSE_S = 10.0
 Ends = Mapping[tuple[str, str], int]
@@ -45,6 +45,8 @@ class RealTimeMetrics:
         self._rows_read: dict[str, int] = {}
         self._rows_out: dict[str, int] = {}
         self._offsets: dict[tuple[str, str], int] = {}
+        self._active: dict[tuple[str, str], tuple[int, float | None]] = {}
+        """By source and partition, the offset of the last sample, and when it last grew."""
         self._grown: dict[tuple[str, str], Growth] = {}
         self._batch, self._batch_s = -1, 0.0
         self._before: Sample | None = None
@@ -103,9 +105,13 @@ class RealTimeMetrics:
         growth.observe(end, now)
         if offset is None:  # Spark has not reported yet
             return PartitionSample(*place, end=end, seen_at=now)
+        before, active_at = self._active.get(place, (0, None))
+        self._active[place] = offset, now if offset > before else active_at
         since = growth.passed_at(offset) if offset < end else None
         lag_s = 0.0 if since is None else max(0.0, now - since)
-        return PartitionSample(*place, offset=offset, end=end, seen_at=now, lag_s=lag_s)
+        return PartitionSample(
+            *place, offset=offset, end=end, active_at=self._active[place][1], seen_at=now, lag_s=lag_s
+        )
 
     def _step(self, node: Node, made: Mapping[str, StepSample], own: list[PartitionSample]) -> StepSample:
         dead = [

@@ -93,7 +93,7 @@ export function WrittenChanges({ table, looked }: { table: string; looked: Recor
       </Sheet>
       {answer && (
         <p class="faint">
-          The job records what it writes, of each batch the last 1,000 changes. The newest 10,000 are kept
+          The job records what it writes, of each batch the last 500 changes. The newest 10,000 are kept
           {answer.complete ? ", and all of them are shown." : "; this list is the newest of them."}
         </p>
       )}

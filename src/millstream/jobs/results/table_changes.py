@@ -28,7 +28,7 @@ from millstream.sqlite_file import SqliteFile, reading
 FILE = "table_changes.db"
 KEPT = 10_000
 """Changes of each table."""
-BATCH_MAX = 1_000
+BATCH_MAX = 500
 """Changes recorded of one batch: those of the keys that came last."""
 ROW_CHARACTERS_MAX = 8 << 10
 """Of a longer row, only the key is recorded."""
@@ -139,14 +139,19 @@ def _changes(
 ) -> Iterator[tuple[str, str | None, int]]:
     """Key, row and weight of each, as the database has them. A row comes right after the one that it replaces."""
     columns = flat_columns(output.schema)
-    numbers = [number for number in range(rows.num_rows) if number not in refused]
+    numbers = pl.int_range(rows.num_rows, dtype=pl.Int64, eager=True)
+    if refused:
+        numbers = numbers.filter(~numbers.is_in(list(refused)))
     if len(numbers) > BATCH_MAX:
         numbers = _last(rows, tuple(column for column in columns if column.name in table.key), numbers)
-    batch = align(one_batch(rows.take(pa.array(numbers, pa.int64()))), output.schema.arrow)
+    chosen = numbers.to_arrow()
+    batch = align(one_batch(rows.take(chosen)), output.schema.arrow)
     names = [column.name for column in columns]
     flat = pa.RecordBatch.from_arrays(flat_arrays(batch, columns), names=names)
     keys, texts = _texts(flat.select(list(table.key))), _texts(flat)
-    signs = [1] * len(numbers) if weights is None else [1 if weights[each].as_py() > 0 else -1 for each in numbers]
+    signs = (
+        [1] * len(numbers) if weights is None else [1 if each > 0 else -1 for each in weights.take(chosen).to_pylist()]
+    )
     order = list(range(len(numbers)))
     if -1 in signs:
         first = {key: place for place, key in reversed(list(enumerate(keys)))}
@@ -156,16 +161,17 @@ def _changes(
         yield keys[place], text if len(text) <= ROW_CHARACTERS_MAX else None, signs[place]
 
 
-def _last(rows: pa.Table, key: tuple[FlatColumn, ...], numbers: Sequence[int]) -> list[int]:
+def _last(rows: pa.Table, key: tuple[FlatColumn, ...], numbers: pl.Series) -> pl.Series:
     """The rows of the keys that came last: each with what it replaces, however far before it that is."""
-    batch = one_batch(rows)
-    arrays = [array.cast(pa.string()) if pa.types.is_null(array.type) else array for array in flat_arrays(batch, key)]
-    keys = pl.DataFrame(pa.table(arrays, names=[column.name for column in key])).with_row_index(NUMBER)
-    keys = keys[list(numbers)]
+    batch = one_batch(rows.select(list({column.path[0]: None for column in key})))
     names = [column.name for column in key]
-    chosen = keys.tail(BATCH_MAX // 2).select(names).unique()
-    found = keys.join(chosen, on=names, how="semi", nulls_equal=True)[NUMBER].sort()
-    return [int(number) for number in found.tail(BATCH_MAX)]
+    keys = pl.DataFrame(pa.table(flat_arrays(batch, key), names=names)).with_columns(
+        pl.int_range(pl.len(), dtype=pl.Int64).alias(NUMBER)
+    )
+    if len(numbers) < len(keys):
+        keys = keys.filter(pl.col(NUMBER).is_in(numbers.implode()))
+    last = keys.tail(BATCH_MAX // 2).select(names).unique()
+    return keys.join(last, on=names, how="semi", nulls_equal=True)[NUMBER].sort().tail(BATCH_MAX)
 
 
 def _texts(rows: pa.RecordBatch) -> list[str]:

@@ -9,11 +9,13 @@ import pytest
 import millstream as ms
 from millstream.errors import InvalidInput
 from millstream.plan.shown import dashboards
+from serving.support import total
 
 from .axe import violations
 from .conftest import Console
 from .flows import HTML, planned, pumps_flow
 from .pictures import picture
+from .test_table_changes import totals
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -123,3 +125,29 @@ def test_a_dashboard_in_the_browser(console: Console, page: Page) -> None:
         producer.send("litres", {"pump": HTML, "litres": 1.0, "window": {"start": HTML}, "weight": 1})
     page.get_by_role("cell", name=HTML).first.wait_for()
     assert "taken over" not in page.title()
+
+
+@pytest.mark.more
+def test_panels_over_a_table_in_a_database(console: Console, page: Page) -> None:
+    """They have the newest row of each key, from the changes that the job has recorded."""
+    ms.dashboard(
+        "teams",
+        ms.panel("table", "Rows", "totals"),
+        ms.panel("bar", "By team", "totals", x="team", y="total"),
+        ms.panel("search", "Search", "totals"),
+    )
+    planned(console, pumps_flow())
+    with totals(console) as job:
+        page.goto(f"{console.url}/console/#/dashboards/teams")
+        rows = page.get_by_role("region", name="Rows")
+        rows.get_by_role("row", name="red 5").wait_for()
+        job.write((total("red", 5), -1), (total("red", 7), 1), (total("blue", 1), -1))
+        rows.get_by_role("row", name="red 7").wait_for()
+        assert rows.get_by_role("row").count() == 2, "the heading, and no deleted row"
+        page.get_by_label("Text").fill("blue")
+        page.get_by_role("button", name="Search").click()
+        page.get_by_text("0 found in 5 records").wait_for()
+        page.get_by_label("Text").fill("red")
+        page.get_by_role("button", name="Search").click()
+        page.get_by_text("1 found in 5 records").wait_for()
+        assert violations(page) == []

@@ -54,7 +54,7 @@ def totals(console: Console, *, flow: ms.Flow | None = None) -> Iterator[Recordi
 
 
 def changes(console: Console, name: str = "totals", **asked: Any) -> tuple[int, Any]:
-    given = {f"key.{name}" if name != "text" else name: value for name, value in asked.items()}
+    given = {each if each in ("text", "limit") else f"key.{each}": value for each, value in asked.items()}
     status, _, answer = console.ask("GET", f"/v1/tables/{name}/changes?{urlencode(given)}", **console.logged_in())
     return status, answer
 
@@ -79,7 +79,7 @@ def test_changes_are_the_newest_first(console: Console) -> None:
         assert signed(changes(console, team="blue")[1]) == [("+", total("blue", 1))]
         assert signed(changes(console, text='"TOTAL":7')[1]) == [("+", total("red", 7))]
         assert signed(changes(console, text="BLUE")[1]) == [("+", total("blue", 1))]
-        assert changes(console, team="green")[1] == {"changes": [], "complete": True}
+        assert changes(console, team="green")[1] == {"changes": [], "complete": True, "scanned": 0}
         assert changes(console, other="x")[0] == 400
         assert changes(console, "nothing")[0] == 404
 
@@ -102,6 +102,8 @@ def test_only_the_newest_are_sent(console: Console) -> None:
         job.write(*((total(f"team {number}", number), 1) for number in range(150)))
         answer = changes(console)[1]
         assert len(answer["changes"]) == 100
+        assert [len(changes(console, limit=limit)[1]["changes"]) for limit in (3, 1000)] == [3, 152]
+        assert changes(console, limit="x")[0] == 400
         assert answer["complete"] is False
         assert signed(changes(console, text="team 3")[1]) == [
             ("+", total(f"team {number}", number)) for number in (*range(39, 29, -1), 3)

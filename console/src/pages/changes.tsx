@@ -7,7 +7,7 @@ interface Found {
   records: { partition: number; offset: number; timestamp: string; key: string | null; value: unknown }[];
 }
 
-interface Written {
+export interface Written {
   changes: {
     number: number;
     batch: number;

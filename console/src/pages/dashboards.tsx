@@ -1,7 +1,8 @@
 // Dashboards: panels over the newest records of topics, live.
 import { useMemo, useState } from "preact/hooks";
-import { useAnswer, useLive } from "../api";
+import { type Failure, useAnswer, useLive } from "../api";
 import { count, Problem, Sheet, text } from "../shown";
+import type { Written } from "./changes";
 import { PlanePage } from "./plane";
 import { Names } from "./topics";
 
@@ -58,30 +59,42 @@ export function Dashboard({ name }: { name: string }) {
   );
 }
 
-const records = (panel: Panel): string => `/v1/topics/${encodeURIComponent(panel.topic!)}/records?limit=${panel.rows}`;
+interface Shown {
+  rows: Row[];
+  failure: Failure | null;
+  /** How many records were read for it; null before there is an answer. */
+  scanned: number | null;
+}
 
-/** The rows of an answer, the newest first. What a retraction takes back is replaced by a newer row.
- *  Of a table, which is a compacted topic, each key has its newest row, and none once it is deleted; a line shows all. */
-function useRows(panel: Panel, answer: Found | null): Row[] {
-  const topic = useLive<{ compaction: boolean }>(`/v1/topics/${encodeURIComponent(panel.topic!)}`).answer;
-  const isTable = panel.kind !== "line" && topic?.compaction === true;
-  return useMemo(() => {
+/** The newest rows of a topic, or of a table in a database, the newest first. What a retraction takes back is replaced by a
+ *  newer row. Of a table each key has its newest row, and none once it is deleted; a line shows all. */
+function useRows(panel: Panel, search = ""): Shown {
+  const name = encodeURIComponent(panel.topic!);
+  const tables = useLive<{ name: string; topic: string | null }[]>("/v1/tables");
+  const isWritten = tables.answer?.some((each) => each.name === panel.topic && each.topic === null) ?? false;
+  const topic = useLive<{ compaction: boolean }>(isWritten ? null : `/v1/topics/${name}`).answer;
+  const path = isWritten ? `/v1/tables/${name}/changes` : `/v1/topics/${name}/records`;
+  const { answer, failure } = useLive<Found & Written>(tables.answer && `${path}?limit=${panel.rows}${search}`);
+  const isTable = panel.kind !== "line" && (isWritten || topic?.compaction === true);
+  const rows = useMemo(() => {
     const seen = new Set<string | null>();
-    return (answer?.records ?? [])
+    const changes = (answer?.changes ?? []).filter((each) => each.weight !== 0);
+    const written = changes.map(({ key, row, weight }) => ({ key: text(key), value: weight > 0 ? row : null }));
+    return (answer?.records ?? written)
       .filter(({ key }) => !isTable || (!seen.has(key) && seen.add(key)))
       .map((each) => each.value)
       .filter((each): each is Row => typeof each === "object" && each !== null)
       .filter((row) => !(Number(row["weight"]) < 0));
   }, [answer, isTable]);
+  return { rows, failure: tables.failure ?? failure, scanned: answer && answer.scanned };
 }
 
 function LivePanel({ panel }: { panel: Panel }) {
-  const { answer, failure } = useLive<Found>(records(panel));
-  const rows = useRows(panel, answer);
+  const { rows, failure, scanned } = useRows(panel);
   return (
     <>
       <Problem failure={failure} />
-      {answer && rows.length === 0 && <p class="faint">No records yet.</p>}
+      {scanned !== null && rows.length === 0 && <p class="faint">No records yet.</p>}
       {rows.length > 0 && panel.kind === "number" && <p class="big">{shown(field(rows[0]!, panel.y!))}</p>}
       {rows.length > 0 && panel.kind === "table" && <Rows panel={panel} rows={rows} />}
       {rows.length > 0 && panel.kind === "bar" && <Bars panel={panel} rows={rows} />}
@@ -94,8 +107,7 @@ function LivePanel({ panel }: { panel: Panel }) {
 function SearchPanel({ panel }: { panel: Panel }) {
   const [typed, setTyped] = useState("");
   const [asked, setAsked] = useState("");
-  const { answer, failure } = useLive<Found>(records(panel) + (asked ? `&text=${encodeURIComponent(asked)}` : ""));
-  const rows = useRows(panel, answer);
+  const { rows, failure, scanned } = useRows(panel, asked && `&text=${encodeURIComponent(asked)}`);
   return (
     <>
       <form class="bar" role="search" onSubmit={(event) => {
@@ -109,11 +121,11 @@ function SearchPanel({ panel }: { panel: Panel }) {
           Search
         </button>
         <span class="faint" role="status">
-          {answer && asked ? `${count(rows.length)} found in ${count(answer.scanned)} records` : ""}
+          {scanned !== null && asked ? `${count(rows.length)} found in ${count(scanned)} records` : ""}
         </span>
       </form>
       <Problem failure={failure} />
-      {answer && rows.length === 0 && <p class="faint">No records.</p>}
+      {scanned !== null && rows.length === 0 && <p class="faint">No records.</p>}
       {rows.length > 0 && <Rows panel={panel} rows={rows} />}
     </>
   );

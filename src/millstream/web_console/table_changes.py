@@ -17,12 +17,12 @@ from millstream.errors import InvalidInput
 from millstream.jobs.results.table_changes import KEPT, Change, key_of, read_changes
 from millstream.plan.steps.flat_columns import flat_columns
 from millstream.records import Schema
-from millstream.supervision.http import MoreRoute
+from millstream.supervision.http import MoreRoute, number_of
 from millstream.supervision.mask import Mask
 from millstream.supervision.masking import Masking
 from millstream.web_console.topics import Topics
 
-SHOWN = 100
+SHOWN, SHOWN_MAX = 100, 200
 KEY = "key."
 """In front of the name of a key column."""
 
@@ -33,7 +33,7 @@ class ShownChanges:
 
     def route(self) -> MoreRoute:
         does = "the newest changes of a table in a database: of a key, with a text"
-        path = f"GET /v1/tables/NAME/changes?{KEY}COLUMN=VALUE&text=TEXT"
+        path = f"GET /v1/tables/NAME/changes?{KEY}COLUMN=VALUE&text=TEXT&limit=N"
         return MoreRoute("/tables/{table}/changes", {path: does}, self._answer)
 
     def _answer(self, request: Request, body: dict[str, Any]) -> Any:
@@ -45,17 +45,19 @@ class ShownChanges:
                 next_step=f"GET /v1/topics/{table.name}/records",
             )
         if table.job is None:
-            return {"changes": [], "complete": True}
+            return {"changes": [], "complete": True, "scanned": 0}
         asked = {
             name.removeprefix(KEY): self._masking.meant(each) for name, each in given.items() if name.startswith(KEY)
         }
         key = _key(table, asked) if asked else None
         folder = jobs_folder(self._topics.log) / table.job
+        limit = max(1, min(number_of(request, "limit") or SHOWN, SHOWN_MAX))
         text = given.get("text", "").lower()
-        found = list(islice(read_changes(folder, table, key=key), KEPT if text else SHOWN + 1))
+        found = list(islice(read_changes(folder, table, key=key), KEPT if text else limit + 1))
         documents = [self._document(each, mask) for each in reversed(list(_with_replaced(found[::-1])))]
         wanted = [each for each in documents if text in _searched(each)]
-        return {"changes": wanted[:SHOWN], "complete": len(wanted) <= SHOWN and (not found or found[-1].number == 1)}
+        is_complete = len(wanted) <= limit and (not found or found[-1].number == 1)
+        return {"changes": wanted[:limit], "complete": is_complete, "scanned": len(found)}
 
     def _document(self, change: Change, mask: Mask) -> dict[str, Any]:
         made = {

@@ -59,7 +59,7 @@ def panel(
     rows: int = ROWS_MAX,
     step: str | None = None,
 ) -> Panel:
-    """A panel of a dashboard over the newest records of a topic, at most 200.
+    """A panel of a dashboard over the newest records of a topic, or changes of a table in a database, at most 200.
 
     A "line" has the column `y` over the column `x`, one line for each value of `by`. A "bar" has a bar for each value
     of `x`, as long as its newest `y`. A "heat" map has a cell for each `x` and `by`, darker the larger its newest `y`.

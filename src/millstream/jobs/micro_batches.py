@@ -59,6 +59,7 @@ from millstream.private_files import make_folders
 from millstream.spark.query.batch_offsets import STOP, JobFeed
 from millstream.spark.query.bounded_frames import as_files
 from millstream.spark.query.compiler import compiled, started
+from millstream.spark.query.full_queues import JobQueues, queues_of
 from millstream.spark.query.lost_records import with_on_lost
 from millstream.spark.query.opened_sources import opened
 from millstream.spark.query.past_rows import LogPlace
@@ -256,6 +257,7 @@ def start(
             folder,
             broker,
             {} if settings.on_batch or flows else _preparers(sinks),  # an app may have to keep the rows of a batch
+            None if settings.batch or settings.into is not None else queues_of(outputs, name),  # beside the job
         )
         remember(folder.path, outputs, log.path if isinstance(log, EmbeddedLog) else broker)
         display.phase("starting the query")
@@ -398,6 +400,7 @@ def _feed(
     folder: JobFolder,
     broker: str,
     preparers: Mapping[str, Preparer],
+    queues: JobQueues | None,
 ) -> JobFeed:
     name = f"{kept.identity}-{time.time_ns()}"
     runs = f"{RUNS}{kept.identity}"
@@ -422,6 +425,7 @@ def _feed(
         tick_s=settings.tick_s,
         starts=starts_of(settings, shipment, broker, folder.path),
         ends=settings.batch,
+        queues=queues,
     )
 
 

@@ -130,7 +130,7 @@ def _topic(node: Node, endpoint: Connector, broker: str | None) -> KafkaTopic:
         raise _refuse(node, f"{endpoint} is not a Kafka topic", "read and write ms.kafka(…), or leave out mode")
     if on_lost == "latest":
         raise _refuse(node, f"on_lost='{on_lost}' is not supported", "leave out on_lost=")
-    if isinstance(node, Read) and endpoint.terms:
+    if endpoint.terms:
         raise _refuse(node, "limits of a queue are not supported", "read the topic by its name, or leave out mode")
     topic = endpoint.kafka_topic(broker)
     if topic is None:

@@ -15,6 +15,8 @@ QUIET_S = 60.0
 """A source or a partition without rows for this long is worth mentioning."""
 STALE_S = 30.0
 AHEAD_S = 60.0
+FULL_QUEUE = "the queue '"
+"""So begins why a job waits, if it waits for the reader of a queue."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +24,8 @@ class Finding:
     """A reason, and what to do about it."""
 
     kind: str
-    """not_running, no_metrics, stalled, sink_down, empty_input, no_new_input, future_record, silent_partition,
-    held_watermark, still_watermark, all_late, all_dead, no_rows_after, waiting_windows or behind."""
+    """not_running, no_metrics, stalled, sink_down, queue_full, empty_input, no_new_input, future_record,
+    silent_partition, held_watermark, still_watermark, all_late, all_dead, no_rows_after, waiting_windows or behind."""
     what: str
     next_step: str
     step: str | None = None
@@ -138,6 +140,15 @@ class _Look:
             )
         if self.newest.waits_for is not None:
             step, _, why = self.newest.waits_for.partition(": ")
+            if why.startswith(FULL_QUEUE):
+                yield Finding(
+                    "queue_full",
+                    f"'{step}' waits for room: {why}",
+                    "look at the job that reads the queue: is it running, and what holds it back? A reader that is "
+                    "gone for good: millstream groups delete GROUP",
+                    step=step,
+                )
+                return
             yield Finding(
                 "sink_down",
                 f"the sink of '{step}' is down: {why}",

@@ -361,7 +361,8 @@ class Write(Node):
         partitions = ""
         if self.partitions is not None:
             partitions = f", {self.partitions} partition{'s' if self.partitions > 1 else ''}"
-        return f"write {self.sink}{partitions}{'' if self.retry is None else f', {self.retry}'}"
+        terms = f" ({self.sink.terms})" if self.sink.terms else ""
+        return f"write {self.sink}{terms}{partitions}{'' if self.retry is None else f', {self.retry}'}"
 
 
 def _name_of(function: Callable[..., Any]) -> str:

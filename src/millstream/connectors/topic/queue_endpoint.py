@@ -1,4 +1,4 @@
-"""A topic between two flows whose reader keeps up: what is beyond its limits is dropped."""
+"""A topic between two flows with limits on what waits in it: beyond them records are dropped, or the writer waits."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from millstream.connectors import arguments
 from millstream.connectors.connector import Reading
 from millstream.connectors.source import Source
 from millstream.connectors.topic.endpoint import Topic, topic
-from millstream.connectors.topic.queue_source import DROP_NEWEST, DROP_OLDEST, POLICIES, Limits, QueueSource
+from millstream.connectors.topic.queue_source import DROP_OLDEST, POLICIES, WAIT, Limits, QueueSource
 from millstream.records import duration, format_duration, size_bytes
 from millstream.user_lines import AtUsersLine, what_exists
 
@@ -28,11 +28,17 @@ class LimitedTopic(Topic):
         return Topic(self.topic)
 
     @property
+    def makes_wait(self) -> bool:
+        """Whether flows that write it wait while it is full."""
+        return self.limits.when_full == WAIT
+
+    @property
     def terms(self) -> str:
         limits = self.limits
         most = [f"{limits.at_most:,} records"] if limits.at_most is not None else []
         most += [f"{limits.size_bytes:,} bytes"] if limits.size_bytes is not None else []
-        policy = f"at most {' and '.join(most)}, else drops the {limits.when_full.removeprefix('drop_')}"
+        beyond = "its writers wait" if self.makes_wait else f"drops the {limits.when_full.removeprefix('drop_')}"
+        policy = f"at most {' and '.join(most)}, else {beyond}"
         found = [policy] if most else []
         found += [f"kept for {format_duration(limits.expire_after)}"] if limits.expire_after is not None else []
         return ", ".join(found)
@@ -49,10 +55,11 @@ def queue(
     when_full: str = DROP_OLDEST,
     expire_after: str | timedelta | None = None,
 ) -> LimitedTopic:
-    """A topic of the job's broker, read with limits on what waits in it: records beyond them are dropped and counted.
+    """A topic of the job's broker with limits on what waits in it for its reader.
 
-    At most `at_most` records and `size` bytes wait. When there are more, `when_full` decides which are dropped:
-    "drop_oldest" or "drop_newest". Records older than `expire_after` are dropped as well.
+    At most `at_most` records and `size` bytes wait. When there are more, `when_full` decides: "drop_oldest" and
+    "drop_newest" drop records, and count them; with "wait" the flows that write this queue, as the same value, read
+    nothing more until there is room. Records older than `expire_after` are dropped.
     """
     made = topic(name)
     if at_most is None and size is None and expire_after is None:
@@ -63,7 +70,7 @@ def queue(
         arguments.whole_number(at_most, "at_most", "at_most is a number of records")
     if when_full not in POLICIES:
         raise arguments.refused(f"when_full={when_full!r} is unknown", what_exists(when_full, POLICIES, kind="choices"))
-    if when_full == DROP_NEWEST and at_most is None and size is None:
+    if when_full != DROP_OLDEST and at_most is None and size is None:
         raise arguments.refused("when_full needs at_most or size", "leave it out: expire_after does not depend on it")
     with AtUsersLine():
         size_max = None if size is None else size_bytes(size)

@@ -16,7 +16,7 @@ from millstream.connectors.source import Offsets, Slab, Slice, Source, cut, fair
 from millstream.connectors.topic.dropped import Dropped, Range, behind, first_of, rows_in, up_to
 from millstream.connectors.wrapped_source import WrappedSource
 
-DROP_OLDEST, DROP_NEWEST = POLICIES = ("drop_oldest", "drop_newest")
+DROP_OLDEST, DROP_NEWEST, WAIT = POLICIES = ("drop_oldest", "drop_newest", "wait")
 REPORT_SECONDS = 10.0
 logger = terminal.logger(__name__)
 Kept = Mapping[str, list[Range]]  # by partition, what was neither read nor dropped
@@ -24,7 +24,7 @@ Kept = Mapping[str, list[Range]]  # by partition, what was neither read nor drop
 
 @dataclass(frozen=True)
 class Limits:
-    """How many records may wait for their reader, and what is dropped beyond that."""
+    """How many records may wait for their reader, and what happens beyond that."""
 
     at_most: int | None = None
     size_bytes: int | None = None
@@ -82,6 +82,8 @@ class QueueSource(WrappedSource):
         return {name: up_to(ranges, valid, name) for name, ranges in kept.items() if name in valid}
 
     def _beyond_limits(self, kept: Kept) -> Kept:
+        if self._limits.when_full == WAIT:
+            return {}  # its writers wait instead
         room = self._rows_max()
         waiting = {name: rows_in(ranges) for name, ranges in kept.items() if ranges}
         if room is None or sum(waiting.values()) <= room:

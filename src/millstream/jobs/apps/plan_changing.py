@@ -28,6 +28,7 @@ from millstream.plan.apps import App
 from millstream.plan.nodes import Write
 from millstream.plan.run_settings import CAUGHT_UP, Settings
 from millstream.spark.query.bounded_frames import as_files
+from millstream.spark.query.full_queues import queues_of
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.query.plan_changes import FOLDER, OF_BATCH, ChangedPlan, announce, next_name
 from millstream.spark.query.state_runner import Shipment
@@ -105,7 +106,8 @@ def _parts(
     shipment: Shipment = replace(before.shipment, name=name, physical_plan=plan, evolved=tuple(kept.evolved))
     starts = starts_of(settings, shipment, job.opened.broker, job.folder.path)
     sinks = {output: job.opened.sinks[output.name] for output in plan.outputs if isinstance(output, Write)}
-    return replace(before, feed=replace(before.feed, shipment=shipment, starts=starts), sinks=sinks)
+    feed = replace(before.feed, shipment=shipment, starts=starts, queues=queues_of(plan.outputs, job.name))
+    return replace(before, feed=feed, sinks=sinks)
 
 
 def _announced(job: MicroBatchJob, parts: PlanParts, slots: dict[str, int]) -> threading.Event:

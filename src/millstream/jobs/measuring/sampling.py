@@ -15,6 +15,7 @@ from millstream.jobs.measuring.job_metrics import JobMetrics
 from millstream.jobs.measuring.job_progress import Progress, ProgressFile
 from millstream.jobs.measuring.topic_lag import TopicLag
 from millstream.metrics.history import History
+from millstream.spark.query.full_queues import waits_for_queue
 from millstream.spark.query.physical_plan import PhysicalPlan
 from millstream.spark.session.start import running
 
@@ -96,7 +97,7 @@ class Sampler:
                 now,
                 batch=self._progress.batch,
                 written=dict(self._progress.written),
-                waits_for=self._progress.waits_for,
+                waits_for=self._progress.waits_for or waits_for_queue(self._folder),
                 ends=ends,
                 waiting_since=since,
             )

@@ -301,6 +301,13 @@ def store_offsets(db: sqlite3.Connection, group: str, offsets: Mapping[TopicPart
     )
 
 
+def store_alone(coordinator: Coordinator, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+    """Stores the offsets of a group without members, which exists from then on."""
+    with coordinator.change() as db:
+        db.execute("INSERT OR IGNORE INTO groups VALUES (?, 0)", (group,))
+        store_offsets(db, group, offsets)
+
+
 def committed_offsets(coordinator: Coordinator, group: str) -> dict[TopicPartition, int]:
     with coordinator.look() as db:
         rows = db.execute("SELECT topic, partition, next_offset FROM offsets WHERE group_name = ?", (group,)).fetchall()

@@ -397,6 +397,10 @@ class EmbeddedLog(Switching):
             groups.store_offsets(db, name, offsets)
         return self.describe_group(name)
 
+    def store_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Of a group without members."""
+        groups.store_alone(self.coordinator, group, offsets)
+
     def delete_group(self, name: str) -> None:
         self.check_idle(name)
         with self.coordinator.change() as db:

@@ -299,6 +299,10 @@ class KafkaLog(Switching):
         groups.store_offsets(self.clients, name, found)
         return self.describe_group(name)
 
+    def store_offsets(self, group: str, offsets: Mapping[TopicPartition, int]) -> None:
+        """Of a group without members."""
+        groups.store_offsets(self.clients, group, offsets)
+
     def delete_group(self, name: str) -> None:
         groups.check_idle(self.clients, name)
         groups.delete_group(self.clients, name)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -20,12 +20,13 @@ import pyarrow as pa
 
 from millstream import terminal
 from millstream.connectors.source import Offsets, Slab, Slice, Source
-from millstream.errors import DamagedState, MillstreamError, SourceUnavailable
+from millstream.errors import DamagedState, MillstreamError, SinkFailed, SourceUnavailable
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.log.storage.disk import read_document
 from millstream.plan.nodes import Read
 from millstream.plan.time.bundles import BEGINNING, END
 from millstream.spark.query import task_messages
+from millstream.spark.query.full_queues import FullQueues, JobQueues, Rooms
 from millstream.spark.query.job_clock import JobClock
 from millstream.spark.query.opened_sources import opened
 from millstream.spark.query.packing import CONTROL, Packed, to_batch
@@ -45,6 +46,10 @@ HALTED = "halted"
 SEVERAL_WAIT_S = 0.02
 UNAVAILABLE_S_MAX, RETRY_S = 600.0, 1.0
 BATCH_BYTES_MAX = 256 << 20
+FULL_S = 0.1
+"""How often a full queue is looked at."""
+STALLED_S_MAX = 30.0
+"""How long a bounded run waits for the reader of a full queue that does not move."""
 
 
 @dataclass
@@ -60,6 +65,8 @@ class JobFeed:
     """By source, the offsets to start at; by default the earliest."""
     ends: bool = False
     """Whether this is a batch run, which closes all windows at the end."""
+    queues: JobQueues | None = None
+    """Those in which it stores its positions, and those for whose readers it waits."""
     _until: dict[str, Offsets] | None = field(default=None, repr=False)
     _ticked: bool = False
     _clock: JobClock = field(default_factory=JobClock, repr=False)
@@ -70,6 +77,7 @@ class JobFeed:
     _planned_s: float = field(default=0.0, repr=False)
     """Since the last batch."""
     _kafka: KafkaAddress | None = field(default=None, repr=False)
+    _rooms: Rooms = field(default_factory=Rooms, repr=False)
 
     def __post_init__(self) -> None:
         self._kafka = as_kafka(self.broker)  # in the driver, which has the file that its settings may be in
@@ -99,12 +107,17 @@ class JobFeed:
         return end
 
     def _latest(self, start: dict[str, Any], *, must_move: bool) -> dict[str, Any]:
-        if start["ended"] or start.get(HALTED) or (Path(self.folder) / STOP).exists():
+        if start["ended"] or start.get(HALTED):
+            return start
+        if (Path(self.folder) / STOP).exists():
+            self._note(self._begun(start))
             return start
         if start["clock"] in self._repeated_ends:
             return self._repeated_ends[start["clock"]]
         begun = self._begun(start)
         sources = self._retrying(lambda: self._reachable(begun))
+        if sources == begun and self._until is not None:
+            sources = self._when_there_is_room(begun)
         if sources == begun and self._until is None and not must_move:
             began = time.monotonic()
             self._retrying(lambda: self._wait(begun))
@@ -116,7 +129,7 @@ class JobFeed:
         ticks = (
             self._until is None
             and self.shipment.physical_plan.needs_ticks
-            and (bool(self._nodes()) or waited_s >= self.tick_s)
+            and ((bool(self._nodes()) and self._rooms.waits_for is None) or waited_s >= self.tick_s)
         )
         if self._until is not None and self.shipment.physical_plan.dataframe_sources and not self._ticked:
             ticks = self._ticked = True  # once, so that a DataFrame's rows have a time
@@ -157,11 +170,17 @@ class JobFeed:
 
     def _reachable(self, start: dict[str, Offsets]) -> dict[str, Offsets]:
         """The furthest end of a batch with this start. A source that left the flow keeps its offsets."""
+        self._note(start)
+        if self._full_queues is not None:
+            self._rooms = self._full_queues.rooms(bounded=self._until is not None)
         found = dict(start)
         ends: dict[tuple[Any, ...], Offsets] = {}
         for node in self._nodes():
             source = self.source(node)
-            place = id(source), *sorted(start.get(node.name, {}).items())
+            if self._rooms.is_held(node.name):
+                found.setdefault(node.name, {})
+                continue
+            place = id(source), self._limit(node), *sorted(start.get(node.name, {}).items())
             if place not in ends:
                 with step_of_error(node):
                     ends[place] = source.limited(start.get(node.name, {}), self._limit(node))
@@ -172,6 +191,37 @@ class JobFeed:
                 end = {name: min(offset, until[name]) for name, offset in end.items() if name in until}
             found[node.name] = start.get(node.name, {}) | end  # a partition that is away keeps its offset
         return found
+
+    def _note(self, done: dict[str, Offsets]) -> None:
+        if self._full_queues is not None:
+            self._full_queues.note(done)
+
+    def _when_there_is_room(self, start: dict[str, Offsets]) -> dict[str, Offsets]:
+        """The furthest end once a full queue has room. A reader that does not move ends the run."""
+        moved_at, before = time.monotonic(), self._rooms
+        while (waits_for := before.waits_for) is not None and not (Path(self.folder) / STOP).exists():
+            time.sleep(FULL_S)
+            found = self._retrying(lambda: self._reachable(start))
+            if found != start:
+                return found
+            if self._rooms.waiting != before.waiting:
+                moved_at, before = time.monotonic(), self._rooms
+            elif time.monotonic() - moved_at > STALLED_S_MAX:
+                step, _, why = waits_for.partition(": ")
+                raise SinkFailed(
+                    f"{why}; no reader has moved for {STALLED_S_MAX:g} seconds",
+                    where=f"step '{step}'",
+                    next_step="start the flow that reads the queue, and run this one again: it continues where it "
+                    "stopped. A reader that is gone for good: millstream groups delete GROUP",
+                )
+            before = replace(before, waits_for=self._rooms.waits_for)
+        return start
+
+    @cached_property
+    def _full_queues(self) -> FullQueues | None:
+        if self.queues is None:
+            return None
+        return FullQueues(self.queues, self._kafka or self.broker, Path(self.folder))
 
     def _retrying(self, ask: Callable[[], Result]) -> Result:
         """Asks the sources; retries while brokers are unavailable, unless the job is asked to stop."""
@@ -187,11 +237,11 @@ class JobFeed:
 
     def _limit(self, node: Read) -> int | None:
         """The largest number of rows that a batch reads of a source: the user's limit, and what fits into memory."""
-        source = self.source(node)
-        row_bytes = None if self.limit_rows is None else source.row_bytes()
-        if self.limit_rows is None or row_bytes is None:
-            return self.limit_rows
-        return max(1, min(self.limit_rows, int(BATCH_BYTES_MAX / max(1.0, row_bytes))))
+        room, limit = self._rooms.by_source.get(node.name), self.limit_rows
+        row_bytes = None if limit is None else self.source(node).row_bytes()
+        if limit is not None and row_bytes is not None:
+            limit = max(1, min(limit, int(BATCH_BYTES_MAX / max(1.0, row_bytes))))
+        return limit if room is None else min(room, room if limit is None else limit)
 
     def _is_all(self, sources: dict[str, Offsets]) -> bool:
         assert self._until is not None
@@ -200,15 +250,20 @@ class JobFeed:
         )
 
     def _wait(self, start: dict[str, Offsets]) -> None:
-        places = {(id(self.source(node)), *sorted(start.get(node.name, {}).items())): node for node in self._nodes()}
+        free = [node for node in self._nodes() if not self._rooms.is_held(node.name)]
+        places = {(id(self.source(node)), *sorted(start.get(node.name, {}).items())): node for node in free}
         nodes = list(places.values())  # steps that read the same topic from the same place wait for the same rows
+        patience_s = self.tick_s if self._rooms.waits_for is None else min(FULL_S, self.tick_s)
         if len(nodes) == 1:
-            self.source(nodes[0]).wait(start.get(nodes[0].name, {}), self.tick_s)
+            self.source(nodes[0]).wait(start.get(nodes[0].name, {}), patience_s)
+            return
+        if not nodes and self._rooms.waits_for is not None:
+            time.sleep(patience_s)
             return
         if not nodes:  # Spark DataFrames do not wait: the clock must not delay them
             time.sleep(SEVERAL_WAIT_S)
             return
-        deadline = time.monotonic() + self.tick_s
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline:
             if any(self.source(node).wait(start.get(node.name, {}), SEVERAL_WAIT_S / len(nodes)) for node in nodes):
                 return

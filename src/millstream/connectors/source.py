@@ -117,6 +117,10 @@ class Source(ABC):
                 )
         return cut([Slice(name, begun.get(name, 0), end[name]) for name in sorted(end)], tasks)
 
+    def pieces(self, partition: str, start: int, end: int) -> list[Slice]:
+        """What a batch between two positions of a partition has read, in order."""
+        return [Slice(partition, start, end)]
+
     @abstractmethod
     def read(self, slice: Slice) -> Iterator[Slab]:
         """The rows of a slice in order, in chunks; the same rows on every call."""

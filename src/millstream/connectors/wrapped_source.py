@@ -41,6 +41,9 @@ class WrappedSource(Source):
     def slices(self, start: Offsets, end: Offsets, tasks: int) -> list[list[Slice]]:
         return self._inner.slices(start, end, tasks)
 
+    def pieces(self, partition: str, start: int, end: int) -> list[Slice]:
+        return self._inner.pieces(partition, start, end)
+
     def read(self, slice: Slice) -> Iterator[Slab]:
         return self._inner.read(slice)
 

@@ -95,6 +95,9 @@ class Endpoint:
                 next_step="read a topic, or kafka, files, rate or socket",
             )
 
+    def check_columns(self, columns: Schema) -> None:
+        """Raises InvalidPlan, at the user's line, if rows of these columns cannot be read as the endpoint says."""
+
     def check_written(self, schema: Schema) -> None:
         """Raises InvalidPlan, at the user's line, if rows of this schema cannot be written to the endpoint."""
         if not self.can_write:

@@ -125,6 +125,7 @@ class Flow:
         columns = schema_of(engine.own_schema(source, self.log) if schema is None else schema)
         if headers:
             columns = with_headers_column(source, columns)
+        source.check_columns(columns)
         strategy = checked_watermark(watermark, columns)
         if event_time is None and watermark is not None:
             raise refusal("a watermark needs event_time", "set it with event_time='…'")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -63,9 +64,8 @@ class PartitionTrack:
 
     source: Read
     partition: str
-    first: int
-    end: int
-    """The range that was read, as numbers of origins."""
+    ranges: tuple[tuple[int, int], ...]
+    """What was read, as numbers of origins."""
     before: int
     after: int
     timed: Timed | None
@@ -74,7 +74,11 @@ class PartitionTrack:
 
     def has(self, origin: int) -> bool:
         """Whether a record was read in this batch."""
-        return self.first <= origin < self.end
+        return any(first <= origin < end for first, end in self.ranges)
+
+    @property
+    def first(self) -> int:
+        return min(first for first, _ in self.ranges)
 
     def first_reaching(self, watermark: int) -> int | None:
         """The origin of the first row that brought the partition's watermark this far; None if no single row did."""
@@ -262,20 +266,23 @@ class _Reader:
         frames, dead, tracks = [hidden], [frame_of([], None)], []
         for partition in sorted(ends, key=_numbered):
             start, end = self._position[partition], ends[partition]
+            read: Sequence[Slice] = []
             timed: list[pl.DataFrame] = []
             if (self.node, partition) not in places:
                 places.append((self.node, partition))
             place = places.index((self.node, partition)) << OFFSET_BITS
             if end > start:
                 with connector_errors(self.node.source, self.node.name):
-                    for slab in self.source.read(Slice(partition, start, end)):
+                    read = self.source.pieces(partition, start, end)
+                    for slab in chain.from_iterable(map(self.source.read, read)):
                         rows = framed(slab, self.node, self.node.schema.names)
                         rows = rows.with_columns(pl.col(OFFSET) + place)
                         rows = with_ahead_marked(rows, self.node, batch.clock).select(hidden.columns)
                         frames.append(rows)
                         dead.append(dead_frame(slab))
                         timed.append(self._timed_rows(rows, dead[-1], batch.clock, others))
-            tracks.append(self._track(partition, (place + start, place + end), timed, batch.clock))
+            ranges = [(place + each.start, place + each.end) for each in read] or [(place + start, place + end)]
+            tracks.append(self._track(partition, tuple(ranges), timed, batch.clock))
             self._position[partition] = end
         if self.watermark is not None:
             for partition in batch.done.get(self.node.name, []):
@@ -293,7 +300,9 @@ class _Reader:
         given = {**others, self.node: Flowing(rows, Clock(BEGINNING, BEGINNING, now, now))}
         return self._before.run(given, {self.node: dead})[self._timed].rows
 
-    def _track(self, partition: str, read: tuple[int, int], timed: list[pl.DataFrame], now: int) -> PartitionTrack:
+    def _track(
+        self, partition: str, ranges: tuple[tuple[int, int], ...], timed: list[pl.DataFrame], now: int
+    ) -> PartitionTrack:
         rows = pl.concat(timed, how="diagonal") if timed else pl.DataFrame()
         if len(rows) and self._timed is not None and isinstance(self._timed.watermark, Bounded):
             rows = rows.select(TIME, OFFSET)  # batches are kept for a while, and it needs no more
@@ -305,7 +314,7 @@ class _Reader:
             self.watermark.update(partition, reached, now, has_rows=len(rows) > 0)
             after = max(before, BEGINNING if reached is None else reached)
         self._marks[partition] = after
-        return PartitionTrack(self.node, partition, *read, before, after, self._timed, rows)
+        return PartitionTrack(self.node, partition, ranges, before, after, self._timed, rows)
 
 
 def _numbered(partition: str) -> tuple[str, int, str]:

@@ -59,7 +59,7 @@ class Dropped:
         count = 0
         for partition, ranges in dropped:
             count += sum(end - start for start, end in ranges)
-            self._ranges[partition] = _merged([*self._ranges.get(partition, ()), *ranges])[-RANGES_MAX:]
+            self._ranges[partition] = merged([*self._ranges.get(partition, ()), *ranges])[-RANGES_MAX:]
         if count:
             self.total += count
             make_folders(self._path.parent)
@@ -72,7 +72,7 @@ class Dropped:
         return kept[0][0] if kept else end
 
 
-def _merged(ranges: Iterable[Range]) -> list[Range]:
+def merged(ranges: Iterable[Range]) -> list[Range]:
     found: list[Range] = []
     for start, end in sorted(ranges):
         if found and start <= found[-1][1]:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import partial
 
 from millstream.connectors import arguments
 from millstream.connectors.connector import Reading
 from millstream.connectors.source import Source
 from millstream.connectors.topic.endpoint import Topic, topic
+from millstream.connectors.topic.priority_source import PrioritySource, priority_of
 from millstream.connectors.topic.queue_source import DROP_OLDEST, POLICIES, WAIT, Limits, QueueSource
-from millstream.records import duration, format_duration, size_bytes
+from millstream.records import Schema, duration, format_duration, size_bytes
 from millstream.user_lines import AtUsersLine, what_exists
 
 
@@ -40,11 +42,20 @@ class LimitedTopic(Topic):
         beyond = "its writers wait" if self.makes_wait else f"drops the {limits.when_full.removeprefix('drop_')}"
         policy = f"at most {' and '.join(most)}, else {beyond}"
         found = [policy] if most else []
+        found += [f"by priority: {limits.priority}"] if limits.priority is not None else []
         found += [f"kept for {format_duration(limits.expire_after)}"] if limits.expire_after is not None else []
         return ", ".join(found)
 
     def open_source(self, reading: Reading) -> Source:
-        return QueueSource(self.topic, super().open_source(reading), self.limits, reading.folder)
+        inner, priority = super().open_source(reading), self.limits.priority
+        if priority is None:
+            return QueueSource(self.topic, inner, self.limits, reading.folder)
+        whole = partial(super().open_source, replace(reading, columns=None))
+        return PrioritySource(self.topic, inner, whole, priority, reading.schema, reading.folder)
+
+    def check_columns(self, columns: Schema) -> None:
+        if self.limits.priority is not None:
+            priority_of(self.limits.priority, columns)
 
 
 def queue(
@@ -54,18 +65,27 @@ def queue(
     size: str | int | None = None,
     when_full: str = DROP_OLDEST,
     expire_after: str | timedelta | None = None,
+    priority: str | None = None,
 ) -> LimitedTopic:
     """A topic of the job's broker with limits on what waits in it for its reader.
 
     At most `at_most` records and `size` bytes wait. When there are more, `when_full` decides: "drop_oldest" and
     "drop_newest" drop records, and count them; with "wait" the flows that write this queue, as the same value, read
     nothing more until there is room. Records older than `expire_after` are dropped.
+    With `priority`, an expression such as "level", a batch reads the records with the highest numbers first.
     """
     made = topic(name)
-    if at_most is None and size is None and expire_after is None:
+    if at_most is None and size is None and expire_after is None and priority is None:
         raise arguments.refused(
-            "a queue needs a limit: at_most, size or expire_after", "a topic without limits: flow.read('orders')"
+            "a queue needs a limit: at_most, size or expire_after; or a priority",
+            "a topic without limits: flow.read('orders')",
         )
+    if priority is not None:
+        arguments.text(priority, "priority must be an expression", "for example priority='level'")
+        if expire_after is not None or (when_full != WAIT and (at_most is not None or size is not None)):
+            raise arguments.refused(
+                "a queue with a priority drops nothing", "limit it with when_full='wait', and without expire_after"
+            )
     if at_most is not None:
         arguments.whole_number(at_most, "at_most", "at_most is a number of records")
     if when_full not in POLICIES:
@@ -77,4 +97,4 @@ def queue(
         age = None if expire_after is None else duration(expire_after, what="expire_after")
     if size_max == 0 or (age is not None and age <= timedelta(0)):
         raise arguments.refused("size and expire_after must be more than 0", "leave out what has no limit")
-    return LimitedTopic(made.topic, limits=Limits(at_most, size_max, when_full, age))
+    return LimitedTopic(made.topic, limits=Limits(at_most, size_max, when_full, age, priority))

@@ -30,6 +30,8 @@ class Limits:
     size_bytes: int | None = None
     when_full: str = DROP_OLDEST
     expire_after: timedelta | None = None
+    priority: str | None = None
+    """An expression: records with a higher number are read first."""
 
 
 class QueueSource(WrappedSource):

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import polars as pl
 
-from millstream.connectors.source import Offsets, Slice
+from millstream.connectors.source import Offsets
 from millstream.errors import InvalidPlan
 from millstream.log.kafka.address import KafkaAddress, as_kafka
 from millstream.operators.lateness import with_ahead_marked
@@ -71,7 +72,7 @@ class PastRows:
                 if (place + number) % groups != group:
                     continue
                 first, until = max(begins, number * SHARE_ROWS), min(end, (number + 1) * SHARE_ROWS)
-                for slab in source.read(Slice(partition, first, until)):
+                for slab in chain.from_iterable(map(source.read, source.pieces(partition, first, until))):
                     rows = with_ahead_marked(framed(slab, node, self.plan.reading[node].names), node, now)
                     made = region.run({SENT: rows}, now)
                     if last in made and len(made[last]):

@@ -38,7 +38,8 @@ def collected(files: str) -> ms.Flow:
     events = from_json.union(from_text).join(flow.table(SITES, "device string, site string"), on="device", how="left")
     # Every event is kept in files; an urgent one also goes to a topic, so its row is in two branches.
     branches = events.route(urgent="level <= 3", kept="true", match="all")
-    branches["urgent"].write("urgent")
+    # The urgent rows wait in a queue, the worst first; the batch that takes them is not the one that keeps the files.
+    branches["urgent"].queue("alerts", priority="-level", at_most=1_000, when_full="wait").write("urgent")
     branches["kept"].write(ms.files(files, "json"))
     # What failed keeps its bytes, where it came from, and why.
     from_json.dead.union(from_text.dead).write("failures")

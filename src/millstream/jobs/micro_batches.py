@@ -36,6 +36,7 @@ from millstream.jobs.measuring.sampling import Sampler
 from millstream.jobs.modes import refuse_after_real_time
 from millstream.jobs.repairing import check_checkpoint, check_ledgers, newest_batches, unusable
 from millstream.jobs.results.broker_address import address_of
+from millstream.jobs.results.inner_queues import prepare_queues
 from millstream.jobs.results.output_claims import OutputClaims
 from millstream.jobs.results.outputs import Outputs, Stopped
 from millstream.jobs.results.renaming import renamed
@@ -213,6 +214,7 @@ def start(
         if flows:
             settle_rewinds(folder, flows)
         prepare_topics(flow.asks.values(), log)
+        prepare_queues(outputs, log)
         display.phase("checking the sources")
         topics = check_sources(outputs, broker, folder)
         identities = {source: topic.identity for source, topic in topics.items()}
@@ -315,7 +317,7 @@ def start(
 
 def configured(flow: Flow, settings: Settings) -> tuple[Write, ...]:
     """The outputs of a flow, with what the settings of a run change in its plan."""
-    outputs = flow.check()
+    outputs = flow.check_at_once() if settings.batch or settings.into is not None else flow.check()
     return outputs if settings.on_lost is None else tuple(with_on_lost(outputs, settings.on_lost))
 
 

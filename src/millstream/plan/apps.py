@@ -88,12 +88,16 @@ class App(Flow):
         """The outputs of all flows, with the names that they have in the app."""
         found: list[Write] = []
         for flow in self._flows:
-            for output in _renamed(flow):
+            for output in _renamed(flow, flow.check()):
                 _check_target(output, found)
                 found.append(output)
         self.outputs = found
         self.asks = {f"{flow.name}{SEPARATOR}{name}": ask for flow in self._flows for name, ask in flow.asks.items()}
         return tuple(found)
+
+    def check_at_once(self) -> tuple[Write, ...]:
+        self.check()
+        return tuple(output for flow in self._flows for output in _renamed(flow, flow.check_at_once()))
 
     @takes(RunSettings)
     def run(self, settings: dict[str, Any]) -> AppJob:
@@ -148,8 +152,7 @@ def _checked(flows: Sequence[Flow]) -> Flows:
     return tuple(flows)
 
 
-def _renamed(flow: Flow) -> tuple[Write, ...]:
-    outputs = flow.check()
+def _renamed(flow: Flow, outputs: tuple[Write, ...]) -> tuple[Write, ...]:
     for node in in_order(outputs):
         if isinstance(node, Read) and isinstance(node.source, SparkFrame):
             raise InvalidInput(

@@ -38,6 +38,9 @@ class Endpoint:
     only_counts: ClassVar[bool] = False
     """Whether the sink only needs the number of its rows."""
 
+    is_inner: ClassVar[bool] = False
+    """Whether it is a queue inside a flow, which its job writes and reads."""
+
     @property
     def name(self) -> str:
         """A short name, for the default name of a step."""

@@ -41,6 +41,7 @@ from millstream.plan.shown.html import drawing, note, page, schema_table
 from millstream.plan.shown.viewed import previewed_rows
 from millstream.plan.steps.asks import Ask, ask, of_requests
 from millstream.plan.steps.headers import with_headers_column
+from millstream.plan.steps.inner_queues import in_job
 from millstream.plan.steps.written_stream import check_behind_sinks
 from millstream.plan.stream import Stream
 from millstream.plan.time.timing import checked_watermark, event_time_of, with_event_time
@@ -86,6 +87,10 @@ class Flow:
         """By source, the step after it that sets the event time of its rows."""
         self.asks: dict[str, Ask] = {}
         """By name, the questions that callers may ask."""
+        self.queues: dict[str, Endpoint] = {}
+        """By step, the queues inside the flow."""
+        self._in_job: tuple[tuple[Write, ...], tuple[Write, ...]] = ((), ())
+        """The outputs, and how a job has them with queues."""
         self.requests: set[Node] = set()
         """The steps whose rows belong to requests of callers."""
         self.answers: dict[Node, tuple[Node, Node]] = {}
@@ -214,6 +219,15 @@ class Flow:
         check_behind_sinks(self.outputs)
         for node in in_order(self.outputs):
             node.check_in_job()
+        if not self.queues:
+            return tuple(self.outputs)
+        if self._in_job[0] != tuple(self.outputs):
+            self._in_job = tuple(self.outputs), in_job(self.outputs, self.queues)
+        return self._in_job[1]
+
+    def check_at_once(self) -> tuple[Write, ...]:
+        """The outputs of a run beside the job, which reads everything at once: rows pass through queues."""
+        self.check()
         return tuple(self.outputs)
 
     def explain(self, format: Format = "text", *, physical: bool = False) -> str:

@@ -31,10 +31,10 @@ from millstream.plan.shown.viewed import Viewed
 from millstream.plan.steps.choosing import flat, selected, with_keys
 from millstream.plan.steps.columns import kept, renamed, replaced, sampled, without
 from millstream.plan.steps.headers import HEADERS, set_headers
+from millstream.plan.steps.queueing import Queueing
 from millstream.plan.steps.retries import Retry
 from millstream.plan.steps.routing import Match, branches_of
 from millstream.plan.steps.written_stream import Written
-from millstream.plan.stored.searching import Searching
 from millstream.plan.time.late import late_columns
 from millstream.plan.time.watermarks import Watermark
 from millstream.plan.time.windows import Window
@@ -54,7 +54,7 @@ Batch = Literal["polars", "pandas", "arrow"]
 BATCHES = get_args(Batch)
 
 
-class Stream(Searching):
+class Stream(Queueing):
     """Rows that keep coming."""
 
     if not TYPE_CHECKING:  # for type checkers, a name that does not exist stays an error

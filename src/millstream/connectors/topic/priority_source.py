@@ -45,7 +45,14 @@ def priority_of(text: str, schema: Schema) -> Expression:
 
 class PrioritySource(WrappedSource):
     def __init__(
-        self, topic: str, inner: Source, whole: Callable[[], Source], priority: str, schema: Schema, folder: Path
+        self,
+        topic: str,
+        inner: Source,
+        whole: Callable[[], Source],
+        priority: str,
+        schema: Schema,
+        folder: Path,
+        at_once: int | None = None,
     ) -> None:
         """`whole` opens the topic with all columns of the schema; `inner` may read fewer."""
         super().__init__(inner)
@@ -54,6 +61,7 @@ class PrioritySource(WrappedSource):
         self._scanned: Source | None = None
         self._schema = schema
         self._priority = priority_of(priority, schema)
+        self._at_once = at_once
         self._taken = TakenRecords(folder)
         self._seen: Offsets = {}
         self._waiting: list[tuple[float, int, str, int]] = []
@@ -70,7 +78,7 @@ class PrioritySource(WrappedSource):
         if any(planned[name] > begun[name] for name in begun):
             return {**start, **{name: planned[name] for name in begun}}  # it was planned, and not begun
         self._see(latest, earliest)
-        taken = self._next(min(BATCH_ROWS_MAX, BATCH_ROWS_MAX if limit_rows is None else limit_rows))
+        taken = self._next(min(each for each in (BATCH_ROWS_MAX, limit_rows, self._at_once) if each is not None))
         if taken:
             self._taken.add(taken)
             planned = self._taken.ends()

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
+from typing import Any, ClassVar
 
 from millstream.connectors import arguments
 from millstream.connectors.connector import Reading
@@ -15,6 +16,8 @@ from millstream.connectors.topic.priority_source import PrioritySource, priority
 from millstream.connectors.topic.queue_source import DROP_OLDEST, POLICIES, WAIT, Limits, QueueSource
 from millstream.records import Schema, duration, format_duration, size_bytes
 from millstream.user_lines import AtUsersLine, what_exists
+
+INNER_AT_MOST = 10_000
 
 
 @dataclass(frozen=True)
@@ -51,11 +54,29 @@ class LimitedTopic(Topic):
         if priority is None:
             return QueueSource(self.topic, inner, self.limits, reading.folder)
         whole = partial(super().open_source, replace(reading, columns=None))
-        return PrioritySource(self.topic, inner, whole, priority, reading.schema, reading.folder)
+        at_once = self.limits.at_once
+        return PrioritySource(self.topic, inner, whole, priority, reading.schema, reading.folder, at_once)
 
     def check_columns(self, columns: Schema) -> None:
         if self.limits.priority is not None:
             priority_of(self.limits.priority, columns)
+
+
+@dataclass(frozen=True)
+class InnerQueue(LimitedTopic):
+    """A queue inside a flow, which belongs to its job."""
+
+    is_inner: ClassVar[bool] = True
+
+
+def inner_queue(topic_name: str, limits: Mapping[str, Any]) -> InnerQueue:
+    given = dict(limits)
+    if not given.keys() & {"at_most", "size", "expire_after"}:
+        given["at_most"] = INNER_AT_MOST
+    if not given.keys() & {"when_full", "expire_after"}:
+        given["when_full"] = WAIT
+    made = queue(topic_name, **given)
+    return InnerQueue(made.topic, limits=made.limits)
 
 
 def queue(
@@ -66,6 +87,7 @@ def queue(
     when_full: str = DROP_OLDEST,
     expire_after: str | timedelta | None = None,
     priority: str | None = None,
+    at_once: int | None = None,
 ) -> LimitedTopic:
     """A topic of the job's broker with limits on what waits in it for its reader.
 
@@ -73,6 +95,7 @@ def queue(
     "drop_newest" drop records, and count them; with "wait" the flows that write this queue, as the same value, read
     nothing more until there is room. Records older than `expire_after` are dropped.
     With `priority`, an expression such as "level", a batch reads the records with the highest numbers first.
+    A batch reads at most `at_once` records.
     """
     made = topic(name)
     if at_most is None and size is None and expire_after is None and priority is None:
@@ -88,6 +111,8 @@ def queue(
             )
     if at_most is not None:
         arguments.whole_number(at_most, "at_most", "at_most is a number of records")
+    if at_once is not None:
+        arguments.whole_number(at_once, "at_once", "at_once is the number of records that a batch reads")
     if when_full not in POLICIES:
         raise arguments.refused(f"when_full={when_full!r} is unknown", what_exists(when_full, POLICIES, kind="choices"))
     if when_full != DROP_OLDEST and at_most is None and size is None:
@@ -97,4 +122,4 @@ def queue(
         age = None if expire_after is None else duration(expire_after, what="expire_after")
     if size_max == 0 or (age is not None and age <= timedelta(0)):
         raise arguments.refused("size and expire_after must be more than 0", "leave out what has no limit")
-    return LimitedTopic(made.topic, limits=Limits(at_most, size_max, when_full, age, priority))
+    return LimitedTopic(made.topic, limits=Limits(at_most, size_max, when_full, age, at_once, priority))

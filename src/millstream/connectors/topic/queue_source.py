@@ -30,6 +30,8 @@ class Limits:
     size_bytes: int | None = None
     when_full: str = DROP_OLDEST
     expire_after: timedelta | None = None
+    at_once: int | None = None
+    """How many records a batch reads, if it is limited."""
     priority: str | None = None
     """An expression: records with a higher number are read first."""
 
@@ -51,6 +53,8 @@ class QueueSource(WrappedSource):
     # ------------------------------------------------------------ what is dropped
 
     def limited(self, start: Offsets, limit_rows: int | None) -> Offsets:
+        if self._limits.at_once is not None:
+            limit_rows = self._limits.at_once if limit_rows is None else min(limit_rows, self._limits.at_once)
         ends = self._inner.limited(start, None)
         begun = self._begun(start, ends)
         kept = self._kept(begun, ends)

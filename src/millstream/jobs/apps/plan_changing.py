@@ -20,6 +20,7 @@ from millstream.jobs.job import POLL_S
 from millstream.jobs.job_folder import JobDescription
 from millstream.jobs.micro_batches import MicroBatchJob, check_kept, configured, opened_sink, starts_of
 from millstream.jobs.repairing import check_ledgers, checkpoint_of, newest_batches
+from millstream.jobs.results.inner_queues import prepare_queues
 from millstream.jobs.results.result_topics import partitions_of
 from millstream.jobs.versions.kept_steps import slots_of
 from millstream.jobs.versions.plan_document import write_plan
@@ -54,6 +55,7 @@ def change(
     removed = [output for output in before.outputs if output.name not in names]
     check_ledgers(folder, [output.name for output in added])
     prepare_topics(app.asks.values(), opened.log)
+    prepare_queues(outputs, opened.log)
     topics = check_sources(tuple(added), opened.broker, folder) if added else {}
     identities = {source: topic.identity for source, topic in topics.items()}
     partitions = {source: topic.partitions for source, topic in topics.items()}

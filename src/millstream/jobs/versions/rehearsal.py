@@ -51,6 +51,8 @@ def rehearsed(
     savepoints: Savepoints, job: str, old: Flow, new: Flow, *, broker: str, last: timedelta, mapping: Mapping[str, str]
 ) -> dict[str, Any]:
     """Runs both flows, and compares what they send in the last time span."""
+    for flow in (old, new):
+        _check_without_queues(flow)
     since = datetime.now(UTC) - last
     savepoint = _chosen(savepoints, job, since)
     with tempfile.TemporaryDirectory(prefix=".rehearsal-", dir=savepoints.folder) as place:
@@ -81,6 +83,15 @@ def rehearsed(
         "dropped": plan.dropped,
         "outputs": rows,
     }
+
+
+def _check_without_queues(flow: Flow) -> None:
+    if flow.queues:
+        raise InvalidInput(
+            f"the flow '{flow.name}' has a queue inside, '{next(iter(flow.queues))}', and a rehearsal writes nothing, "
+            "not even into it",
+            next_step="play the steps with millstream.testing, or upgrade without a rehearsal after a savepoint",
+        )
 
 
 def _chosen(savepoints: Savepoints, job: str, since: datetime) -> Savepoint:

@@ -16,6 +16,7 @@ from millstream.records import Schema
 ENGINE = "millstream.jobs.flow_methods"
 FRAME_FUNCTIONS = "millstream.spark.frame_functions"
 STATIC_COLUMNS = "millstream.spark.static_columns"
+QUEUES = "millstream.connectors.topic.queue_endpoint"
 CONNECTORS = "millstream.connectors.registry"
 _collecting: list[tuple[Any, str, dict[str, Any]]] | None = None
 _broker: str | None = None
@@ -32,6 +33,12 @@ def call(flow: Any, verb: str, settings: dict[str, Any]) -> Any:
 def endpoint_of(given: Any) -> Endpoint:
     """A source or sink as an endpoint: given as the name of a topic, or as an endpoint of some connector."""
     found: Endpoint = import_module(CONNECTORS).endpoint_of(given)
+    return found
+
+
+def inner_queue(topic: str, limits: dict[str, Any]) -> Endpoint:
+    """A queue inside a flow."""
+    found: Endpoint = import_module(QUEUES).inner_queue(topic, limits)
     return found
 
 

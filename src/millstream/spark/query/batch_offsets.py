@@ -186,7 +186,7 @@ class JobFeed:
                     ends[place] = source.limited(start.get(node.name, {}), self._limit(node))
                 self._notes += source.take_losses()
             end = ends[place]
-            if self._until is not None:
+            if self._until is not None and not node.source.is_inner:  # what the run writes there, it reads as well
                 until = self._until[node.name]
                 end = {name: min(offset, until[name]) for name, offset in end.items() if name in until}
             found[node.name] = start.get(node.name, {}) | end  # a partition that is away keeps its offset

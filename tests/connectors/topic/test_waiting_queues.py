@@ -16,6 +16,7 @@ import millstream as ms
 from millstream.connectors.topic.queue_positions import QueuePositions, Waiting, group_of
 from millstream.connectors.topic.queue_source import Limits
 from millstream.errors import SinkFailed
+from millstream.jobs.measuring.job_progress import read_progress
 from millstream.log import EmbeddedLog
 from millstream.metrics.history import read_metrics
 from millstream.metrics.silence import why_silent
@@ -148,6 +149,10 @@ def test_the_writer_waits_for_the_reader(spark: SparkSession, log: EmbeddedLog, 
         metrics = until(lambda: _waits(tmp_path / "writer"), "it to be seen")
         assert metrics.newest.waits_for == (
             "fill: the queue 'q' is full: 20 records wait, and nobody has read them yet"
+        )
+        assert writing.progress.waits == metrics.newest.waits_for
+        assert (
+            until(lambda: read_progress(tmp_path / "writer")["waits_for"], "others to see it") == writing.progress.waits
         )
         silence = why_silent("writer", metrics, "running", metrics.newest.at)
         assert [(each.kind, each.step) for each in silence.findings] == [("queue_full", "fill")]

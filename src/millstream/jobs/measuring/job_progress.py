@@ -34,6 +34,13 @@ class Progress:
     written: dict[str, int] = field(default_factory=dict)
     waits_for: str | None = None
     """The sink that is down, and why."""
+    waits_for_room: str | None = None
+    """The queue that is full, and why."""
+
+    @property
+    def waits(self) -> str | None:
+        """What the job waits for, and why."""
+        return self.waits_for or self.waits_for_room
 
     @property
     def rows_per_s(self) -> float | None:
@@ -62,7 +69,7 @@ class Progress:
             "watermark": None if self.watermark is None else instant(self.watermark),
             "late": self.rows_late,
             "dead": self.rows_dead,
-            "waits_for": self.waits_for,
+            "waits_for": self.waits,
         }
 
 

@@ -88,6 +88,7 @@ class Sampler:
         """Takes a sample now."""
         with self._lock:
             now, lag = time.time(), self._lag
+            self._progress.waits_for_room = waits_for_queue(self._folder)
             ends, since = None, {}
             with suppress(MillstreamError):  # the lag is unknown while a broker is unavailable
                 found = lag.ends()
@@ -97,7 +98,7 @@ class Sampler:
                 now,
                 batch=self._progress.batch,
                 written=dict(self._progress.written),
-                waits_for=self._progress.waits_for or waits_for_queue(self._folder),
+                waits_for=self._progress.waits,
                 ends=ends,
                 waiting_since=since,
             )

@@ -117,7 +117,7 @@ def in_one_line(job: Job) -> str:
         parts.append(f"watermark {instant(progress.watermark)}")
     parts += [f"late {progress.rows_late:,}"] if progress.rows_late else []
     parts += [f"dead {progress.rows_dead:,}"] if progress.rows_dead else []
-    parts += [f"waiting for {progress.waits_for}"] if progress.waits_for else []
+    parts += [f"waiting for {progress.waits}"] if progress.waits else []
     parts += [job.promise] if job.promise else []
     return " · ".join(parts)
 

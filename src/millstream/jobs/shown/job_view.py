@@ -66,7 +66,7 @@ def _facts(job: Job, rows_per_s: float | None) -> list[tuple[str, str]]:
     found += [(f"written by {output}", f"{count:,}") for output, count in progress.written.items()]
     found += [("late", f"{progress.rows_late:,}")] if progress.rows_late else []
     found += [("dead", f"{progress.rows_dead:,}")] if progress.rows_dead else []
-    found += [("waits for", progress.waits_for)] if progress.waits_for else []
+    found += [("waits for", progress.waits)] if progress.waits else []
     found += [("guarantee", job.promise)] if job.promise else []
     return found
 

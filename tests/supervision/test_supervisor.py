@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from jobs.test_savepoints import complete, made_job
 from millstream.errors import AlreadyExists, InvalidInput, JobRunning, MillstreamError, NotFound
 from millstream.supervision.schedules import Schedule
 from millstream.supervision.store import Desired, Observed
@@ -110,6 +111,21 @@ def test_a_killed_driver_is_replaced(supervisor: Supervisor, tmp_path: Path) -> 
     os.kill(driver.pid, signal.SIGKILL)
     until(lambda: supervisor.look() or supervisor.store.job("a").runs == 2, "the second run")
     assert supervisor.runs("a")[1].result == "its process was killed"
+
+
+@pytest.mark.parametrize("has_worked", [True, False])
+def test_kills_add_up_only_if_no_batch_was_completed(supervisor: Supervisor, tmp_path: Path, has_worked: bool) -> None:
+    """The batch is made by hand: its time is that of the file that Spark writes when it is complete."""
+    job = made_job(supervisor.jobs.parent, "a")
+    submit(supervisor, file(tmp_path, "a", SLEEPS))
+    for number in (1, 2):
+        driver = until(lambda number=number: supervisor.look() or supervisor.drivers.driver("a", number), "the driver")
+        if has_worked:
+            until(lambda number=number: supervisor.runs("a")[0].number == number, "the run")
+            complete(job, 10 + number)
+        os.kill(driver.pid, signal.SIGKILL)
+        until(lambda number=number: supervisor.look() or supervisor.store.job("a").runs > number, "the next run")
+    assert supervisor.store.job("a").failures == (1 if has_worked else 2)
 
 
 def test_another_supervisor_finds_the_jobs(supervisor: Supervisor, tmp_path: Path) -> None:

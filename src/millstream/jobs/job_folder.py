@@ -206,6 +206,13 @@ class JobFolder:
         started, complete = self.newest_batches()
         return started > complete
 
+    def has_completed_since(self, when: float) -> bool:
+        """Whether a batch was completed after a time, in seconds since 1970."""
+        newest = self.newest_batches()[1]
+        with suppress(FileNotFoundError):  # a job in its first batch has none
+            return (self.checkpoint / "commits" / str(newest)).stat().st_mtime > when
+        return False
+
     def newest_offsets(self) -> Path | None:
         """The file with the newest offsets of the job's sources, if it has started."""
         newest = newest_number(self.checkpoint / "offsets")

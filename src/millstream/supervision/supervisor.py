@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -325,12 +325,21 @@ class Supervisor:
         error = self.drivers.error(job.name, run.number)
         reported = None if error is None else self._hidden(job.name).text(error)
         result = "stopped" if stopped else "finished" if code == 0 else reported or _killed(code)
+        if code is None and reported is None and self._has_worked(job.name, run):
+            job = replace(job, failures=0)
         with self.store.transaction():
             self.store.end_run(job.name, run.number, code, result)
             if not stopped and code != 0:
                 self.store.add_failure(job.name, run.number, ending(self._printed_last(job.name, run.number), result))
             self.store.update(job.name, **self._after(job, code, stopped=stopped, result=result))
         self.drivers.forget_runs(job.name, run.number - RUNS_KEPT)
+
+    def _has_worked(self, name: str, run: Run) -> bool:
+        """Whether a run completed a batch. If it was killed then, that is not another failure in a row."""
+        try:
+            return self.saved.existing(name).has_completed_since(run.started)
+        except (MillstreamError, OSError):
+            return False
 
     def _after(self, job: JobRecord, code: int | None, *, stopped: bool, result: str) -> dict[str, Any]:
         """What becomes of a job whose run has ended."""

@@ -9,7 +9,8 @@ That ratio varies by a tenth where other work runs. So the CPU time of what only
 measured in the driver, thread by thread, and compared with that of the whole run. Counting the rows of each step in the
 tasks, an addition per step and frame, is not part of it.
 
-An app of 50 small flows over one topic is compared with an app of one: the ratio is that of their median batch times.
+An app of 50 small flows over one topic is compared with an app of one. They run in turns, first and last the one,
+so that other work meets both: the ratio is that of their median batch times; beside it is that of their CPU times.
 
 In a running app a flow is removed and added again while rows come. The pause is the longest time between two results of
 another flow around such a change; beside it is the longest one without a change. --quick leaves this out.
@@ -24,8 +25,9 @@ import statistics
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,7 +67,10 @@ def fill(broker: Path, rows: int) -> None:
 def cpu_s() -> float:
     """The CPU time of this process and of all below it, ended ones included."""
     own = psutil.Process()
-    times = [each.cpu_times() for each in (own, *own.children(recursive=True))]
+    times = []
+    for each in (own, *own.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it ended meanwhile
+            times.append(each.cpu_times())
     return float(sum(each.user + each.system + each.children_user + each.children_system for each in times))
 
 
@@ -91,14 +96,41 @@ def summing(name: str, condition: str) -> ms.Flow:
     return flow
 
 
-def batch_time_of_app(broker: Path, name: str, flows: int, batch_rows: int, warming: int) -> float:
-    """The median duration of a batch of an app with so many flows, of which each has a part of the keys.
+@dataclass
+class Batches:
+    """What the batches of an app took."""
 
-    The first batches, which warm up, do not count.
-    """
+    times_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+
+def run_app(broker: Path, name: str, flows: int, batch_rows: int, found: Batches) -> None:
+    """Runs an app of so many flows, of which each has a part of the keys. Its first batch warms up."""
     app = ms.app([summing(f"flow-{number}", f"key % {FLOWS} = {number}") for number in range(flows)], name=name)
-    job = app.run(broker=broker, until="caught up", batch_rows=batch_rows, progress="none")
-    return statistics.median(job.batch_times()[warming:])
+    used: list[float] = []
+
+    def note(number: int, tables: Mapping[str, pa.Table]) -> None:
+        used.append(cpu_s())
+
+    job = app.run(broker=broker, until="caught up", batch_rows=batch_rows, progress="none", on_batch=note)
+    found.times_s += job.batch_times()[1:]
+    found.cpu_s += [after - before for before, after in pairwise(used)]
+
+
+def flows_against_one(broker: Path, rounds: int, batch_rows: int) -> dict[str, float]:
+    """How many times as long, and as much CPU time, a batch of many flows takes as one of a single flow."""
+    one, many = Batches(), Batches()
+    for number in range(rounds):
+        run_app(broker, f"one-{number}", 1, batch_rows, one)
+        run_app(broker, f"many-{number}", FLOWS, batch_rows, many)
+    run_app(broker, "one-last", 1, batch_rows, one)
+    for what, batches in ((f"an app of {FLOWS} flows", many), ("one of a single flow", one)):
+        times = ", ".join(f"{each * 1000:.0f}" for each in batches.times_s)
+        print(f"{what}: {times} ms a batch; CPU {statistics.median(batches.cpu_s) * 1000:.0f} ms", flush=True)
+    return {
+        f"time_{FLOWS}_flows_vs_1": round(statistics.median(many.times_s) / statistics.median(one.times_s), 2),
+        f"cpu_{FLOWS}_flows_vs_1": round(statistics.median(many.cpu_s) / statistics.median(one.cpu_s), 2),
+    }
 
 
 def copying(name: str) -> ms.Flow:
@@ -209,7 +241,6 @@ def main() -> None:
     options.add_argument("--quick", action="store_true", help="fewer rounds and rows, within a minute")
     quick = options.parse_args().quick
     rounds, batches, batch_rows = (2, 16, 50_000) if quick else (12, 43, 100_000)
-    app_batches = (4 * batch_rows, 2 if quick else 3)
     scratch = Path(tempfile.mkdtemp(prefix="millstream-metrics-"))
     try:
         session()
@@ -218,9 +249,7 @@ def main() -> None:
             cpu_of_run(scratch / "log", f"warming-{number}", batch_rows)
         ratios = cpu_ratios(scratch / "log", rounds, batch_rows)
         shares = shares_in_driver(scratch / "log", rounds, batch_rows)
-        many = batch_time_of_app(scratch / "log", "app-many", FLOWS, *app_batches)
-        one = batch_time_of_app(scratch / "log", "app-one", 1, *app_batches)
-        print(f"an app of {FLOWS} flows: {many * 1000:.1f} ms a batch, of one: {one * 1000:.1f} ms", flush=True)
+        flows = flows_against_one(scratch / "log", 1 if quick else 3, 4 * batch_rows)
         paused = {} if quick else dict(zip(PAUSES, pauses(scratch / "log", 10), strict=True))
         without = ratios["no metrics"]
         figures = {
@@ -229,7 +258,7 @@ def main() -> None:
             "ratio_max": round(max(without), 3),
             "speed_with_events_vs_without": round(statistics.median(ratios["no events"]), 3),
             **shares,
-            f"time_{FLOWS}_flows_vs_1": round(many / one, 2),
+            **flows,
             "flows_bar": FLOWS_BAR,
             **{name: round(value, 2) for name, value in paused.items()},
         }

@@ -11,6 +11,7 @@ from typing import Any
 import polars as pl
 import pyarrow as pa
 
+from millstream.errors import ExpressionFailed
 from millstream.expressions.clock import NOW
 from millstream.expressions.expression import Expression, evaluate
 from millstream.operators.aggregates.accumulators import TIME, WEIGHT
@@ -54,6 +55,20 @@ def _looked_at(frame: pl.DataFrame, schema: Schema, made: Sequence[tuple[str, Ex
     if any(each.uses_clock for _, each in made):
         fields.append(pa.field(NOW, nodes.INSTANT))
     return table_of(frame, Schema(pa.schema(fields))) if fields else frame.select(WEIGHT).to_arrow()
+
+
+def conditions_of(frame: pl.DataFrame, steps: Sequence[nodes.Where]) -> dict[Node, pl.Series]:
+    """By step, which of the same rows it keeps; computed at once, since each computation has a fixed cost.
+
+    If one of the conditions fails on a row, nothing is returned: each step then computes its own, and fails by itself.
+    """
+    different = {each.condition.lowered: each.condition for each in steps}
+    numbers = {text: str(number) for number, text in enumerate(different)}
+    try:
+        found = computed(frame, steps[0].inputs[0].schema, [(numbers[text], made) for text, made in different.items()])
+    except ExpressionFailed:
+        return {}
+    return {each: found[numbers[each.condition.lowered]].fill_null(False) for each in steps}
 
 
 def where(frame: pl.DataFrame, node: nodes.Where) -> pl.DataFrame:

@@ -6,10 +6,13 @@ from collections.abc import Callable
 from typing import Any
 from xml.etree import ElementTree
 
+import polars as pl
 import pytest
 
 import millstream as ms
 from jobs.support import per_user, scores
+from millstream.errors import RecordFailed
+from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.spark.query.physical_plan import PhysicalPlan
 from step_names import by_kind
 
@@ -162,3 +165,22 @@ def test_only_results_that_depend_on_the_clock_need_batches_without_rows(
     flow = ms.Flow("idle")
     build(flow).write(ms.memory("out"))
     assert PhysicalPlan(flow.check(), groups=4).needs_ticks is needs
+
+
+def test_steps_with_conditions_on_the_same_rows_send_what_each_does_alone() -> None:
+    """One of them fails on a row: it is named, as it is alone."""
+    frame = pl.DataFrame({"a": [1, 2, 3], "b": ["1", "2", "x"], TIME: [None] * 3, WEIGHT: [1] * 3})
+    sent = {"sent": frame.cast({"a": pl.Int32, TIME: pl.Int64, WEIGHT: pl.Int32})}
+
+    def made(*conditions: str) -> list[list[int]]:
+        flow = ms.Flow("f")
+        rows = flow.read("rows", "a int, b string")
+        for number, condition in enumerate(conditions):
+            rows.where(condition, name=f"kept-{number}").write(f"out-{number}")
+        plan = PhysicalPlan(tuple(flow.check()), 1)
+        found = plan.region(plan.sources[0]).run(sent, 0)
+        return [found[output]["a"].to_list() for output in plan.outputs]
+
+    assert made("a > 1", "a < 3") == [[2, 3], [1, 2]]
+    with pytest.raises(RecordFailed, match="the step 'kept-2' cannot handle a record"):
+        made("a > 1", "a < 3", "CAST(b AS INT) > 0")

@@ -63,6 +63,10 @@ WAITS_FOR_FLOW_S = 5.0
 """How long the other flows of an app wait for the sink of one."""
 UNPACKING = min(4, os.cpu_count() or 1)
 """Threads that unpack frames, which happens outside the interpreter lock."""
+UNPACKED_ALONE_BYTES = 1 << 18
+"""With less, handing frames to threads takes longer than unpacking them."""
+PackedPart = tuple[int, int, bytes]
+"""A task, a position within the batch, and packed rows."""
 
 
 class PackedRow(NamedTuple):
@@ -136,11 +140,13 @@ class Outputs:
         self._physical_plan, self._sinks = plan.physical_plan, plan.sinks
         self._recent, self._failing_rows = plan.recent, plan.failing_rows
         self._numbers: dict[Write, int] = {}
+        self._empty: dict[Write, pl.DataFrame] = {}
         self._flows: dict[str, list[Write]] = {}
         """Outputs by flow, if flows fail alone; else all, without the name of a flow."""
         for step, output in enumerate(plan.physical_plan.outputs, len(plan.physical_plan.chain)):
             assert isinstance(output, Write)
             self._numbers[output] = step
+            self._empty[output] = frame_of([], output)
             self._flows.setdefault(flow_of(output.name) if self._fails_alone else "", []).append(output)
 
     def __call__(self, batch: DataFrame, number: int) -> None:
@@ -182,8 +188,11 @@ class Outputs:
 
     def _write_outputs(self, rows: Sequence[PackedRow], reports: Sequence[Report], number: int) -> None:
         tables: dict[str, pa.Table] = {}
+        packed: dict[int, list[PackedPart]] = {}
+        for position, row in enumerate(rows):
+            packed.setdefault(row.step, []).append((row.task, position, row.blob))
         for flow, outputs in self._flows.items():
-            frame_of_output = partial(self._frame, rows)
+            frame_of_output = partial(self._frame, packed)
             if not flow:
                 tables |= self._write_flow(outputs, number, frame_of_output, reports)
             elif self._owed.numbers(flow):  # an earlier batch comes first
@@ -221,11 +230,12 @@ class Outputs:
             except MillstreamError as error:
                 self.failed_flows[flow] = error
 
-    def _frame(self, rows: Sequence[PackedRow], output: Write) -> pl.DataFrame:
+    def _frame(self, packed: Mapping[int, list[PackedPart]], output: Write) -> pl.DataFrame:
         """The rows of a batch for an output, in order."""
-        step = self._numbers[output]
-        packed = sorted((row.task, position, row.blob) for position, row in enumerate(rows) if row.step == step)
-        return pl.concat([frame_of([], output), *self._unpacking.map(self._unpacked, packed)], how="diagonal")
+        parts = sorted(packed.get(self._numbers[output], []))
+        is_small = sum(len(blob) for _, _, blob in parts) < UNPACKED_ALONE_BYTES
+        frames = map(self._unpacked, parts) if is_small else self._unpacking.map(self._unpacked, parts)
+        return pl.concat([self._empty[output], *frames], how="diagonal")
 
     def _write_flow(
         self,
@@ -261,7 +271,7 @@ class Outputs:
             self._progress.written[output.name] = self._progress.written.get(output.name, 0) + count
         return tables
 
-    def _unpacked(self, packed: tuple[int, int, bytes]) -> pl.DataFrame:
+    def _unpacked(self, packed: PackedPart) -> pl.DataFrame:
         """Rows of an output, with the name of their source if they carry their offset."""
         task, _, blob = packed
         frame = from_bytes(blob)

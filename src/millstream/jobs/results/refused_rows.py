@@ -26,6 +26,7 @@ from millstream.state.arrow_bytes import from_stream, to_stream
 
 FILE = "refused.arrow"
 BATCH = "__batch"
+NONE = frame_of([], None)
 
 
 class RefusedRows:
@@ -49,7 +50,7 @@ class RefusedRows:
             try:
                 found = from_stream(self._path.read_bytes())
             except FileNotFoundError:
-                return frame_of([], None)
+                return NONE
             except (
                 ValueError,
                 pl.exceptions.PolarsError,
@@ -66,7 +67,7 @@ def dead_letters_of(
 ) -> pl.DataFrame:
     """Dead letters of the refused rows of a batch; `frame` has the internal columns that `table` lacks."""
     if not refusals:
-        return frame_of([], None)
+        return NONE
     rows = [refusal.row for refusal in refusals]
     hidden = frame.select(pl.col("^__(offset|partition|topic|weight)$"))[rows].to_dicts()
     dead_letters = []

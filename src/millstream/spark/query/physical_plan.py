@@ -88,6 +88,7 @@ class Region:
         start = entry or self.origin
         made = {start: sent[SENT]} if SENT in sent else {}
         dead = {start: self._checked(start, sent[DEAD])} if DEAD in sent else {}
+        kept: dict[Node, pl.Series] = {}
         first = 0 if entry in (None, self.origin) else self.steps.index(entry) + 1
         for step in self.steps[first:]:
             given = [made[before] for before in step.inputs if before in made]
@@ -107,11 +108,31 @@ class Region:
                 dead[step] = self._checked(step, found if partition is None else partition.stamped(found))
             elif isinstance(step, nodes.Union):
                 made[step] = pl.concat(given, how="diagonal")
+            elif step in self._kept(step, given[0], kept):
+                made[step] = given[0].filter(kept[step])
             else:
                 made[step] = evaluated(step, given[0], partial(elementwise.row_by_row, step, now=now), partition)
                 if isinstance(step, nodes.WithEventTime):
                     made[step] = with_ahead_marked(made[step], step, now)
         return made
+
+    @cached_property
+    def _conditions(self) -> dict[Node, list[nodes.Where]]:
+        """By step, the conditions that several steps behind it ask of its rows, as the flows of an app do."""
+        found: dict[Node, list[nodes.Where]] = {}
+        for step in self.steps:
+            if not isinstance(step, nodes.Where) or step in self.listening | self.by_spark:
+                continue
+            if step.condition.column is None and not step.condition.uses_clock:
+                found.setdefault(step.inputs[0], []).append(step)
+        return {before: asked for before, asked in found.items() if len(asked) > 1}
+
+    def _kept(self, step: Node, rows: pl.DataFrame, kept: dict[Node, pl.Series]) -> dict[Node, pl.Series]:
+        """Adds which of the rows a step and its like keep, unless each of them computes that by itself."""
+        alike = self._conditions.get(step.inputs[0], [])
+        if alike and step is alike[0]:
+            kept |= elementwise.conditions_of(rows, alike)
+        return kept
 
     def _checked(self, step: Node, dead: pl.DataFrame) -> pl.DataFrame:
         """A record that a step cannot handle is a dead letter; if those are not consumed, the job stops at it."""

@@ -1,4 +1,4 @@
-"""An upgrade of a real job that falls behind goes back by itself, while a collector gets the metrics of both flows."""
+"""Upgrades of a real job that fall behind or fail go back by themselves; a collector gets the metrics of both flows."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ import millstream as ms
 
 def passed(row):
     time.sleep(DELAY_S)
+    if row["n"] == FAILS_ON:
+        raise ValueError("no luck")
     return row
 
 flow = ms.Flow("doubled")
@@ -41,6 +43,10 @@ def up(tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> I
     made.close()
 
 
+def flow(*, delay_s: float = 0, fails_on: int = -1) -> str:
+    return FLOW.replace("DELAY_S", str(delay_s)).replace("FAILS_ON", str(fails_on))
+
+
 def rows_in(receiver: Receiver) -> float:
     """Of the newest run of the job."""
     found = dict(receiver.points).items()
@@ -56,8 +62,8 @@ def test_a_watched_upgrade_that_falls_behind_goes_back(up: Up, receiver: Receive
     with ms.connect(up.log) as log:
         log.create_topic("in", schema="n int", partitions=1)
     old, new = tmp_path / "old.py", tmp_path / "new.py"
-    old.write_text(FLOW.replace("DELAY_S", "0"))
-    new.write_text(FLOW.replace("DELAY_S", "0.01"))
+    old.write_text(flow(delay_s=0))
+    new.write_text(flow(delay_s=0.01))
     produced(up.log, range(FIRST))
     jobs.submit(old, options=[*OPTIONS, "--batch-rows", "1000"])
     until(lambda: len(written(up.log)) == FIRST, "the first rows")
@@ -73,3 +79,27 @@ def test_a_watched_upgrade_that_falls_behind_goes_back(up: Up, receiver: Receive
     until(lambda: len(written(up.log)) >= FIRST + LATER, "the old flow has read all rows")
     assert sorted(written(up.log)) == [2 * number for number in range(FIRST + LATER)]
     until(lambda: rows_in(receiver) > FIRST, "the collector has the metrics of the next run")
+
+
+@pytest.mark.more
+@pytest.mark.own_processes
+@pytest.mark.timeout(900)
+def test_a_watched_upgrade_that_fails_goes_back(up: Up, tmp_path: Path) -> None:
+    """Method: the new flow fails on a row that comes while it is watched; the old one then writes it."""
+    jobs = up.start()
+    with ms.connect(up.log) as log:
+        log.create_topic("in", schema="n int", partitions=1)
+    old, new = tmp_path / "old.py", tmp_path / "new.py"
+    old.write_text(flow())
+    new.write_text(flow(fails_on=2 * FIRST))
+    produced(up.log, range(FIRST))
+    jobs.submit(old, options=OPTIONS)
+    until(lambda: len(written(up.log)) == FIRST, "the first rows")
+    jobs.upgrade("doubled", new, watch="10 minutes")
+    until(lambda: jobs.upgrades("doubled")[0]["phase"] == "watching", "the new flow is watched")
+    produced(up.log, range(FIRST, 2 * FIRST))
+    until(lambda: jobs.upgrades("doubled")[0]["phase"] == "went back", "the upgrade goes back")
+    assert "no luck" in jobs.upgrades("doubled")[0]["reason"]
+    assert jobs.show("doubled")["file"] == str(old)
+    until(lambda: len(written(up.log)) >= 2 * FIRST, "the old flow has read all rows")
+    assert sorted(written(up.log)) == [2 * number for number in range(2 * FIRST)]

@@ -155,7 +155,9 @@ def test_a_supervisor_that_died_before_the_driver_started(supervisor: Supervisor
     [
         ({"file": "/nowhere/flow.py"}, NotFound, "there is no file"),
         ({"file": "flow.py"}, InvalidInput, "not an absolute path"),
-        ({"schedule": "0 0 31 2 *"}, InvalidInput, "not a cron expression"),
+        ({"schedule": "0 0 31 2 *"}, InvalidInput, "'0 0 31 2 \\*' never comes"),
+        ({"schedule": "0 0 32 2 *"}, InvalidInput, "'0 0 32 2 \\*' is not a cron expression"),
+        ({"schedule": "daily"}, InvalidInput, "'daily' is not a cron expression"),
         ({"schedule": "0 3 * * *", "time_zone": "Mars"}, InvalidInput, "no time zone 'Mars'"),
         ({"name": "../x"}, InvalidInput, "cannot be the name"),
         ({"restart": "sometimes"}, InvalidInput, "restart='sometimes' is unknown"),

@@ -28,7 +28,7 @@ class Schedule:
         start = moment.astimezone(self._zone())
         found: datetime | None = next(self._times(start), None)
         if found is None or found - start > LOOK_AHEAD:
-            raise InvalidInput(f"the schedule '{self.expression}' never comes", next_step=EXAMPLE)
+            raise self._never()
         return found.astimezone(UTC)
 
     def missed(self, after: datetime, until: datetime, at_most: int) -> list[datetime]:
@@ -57,4 +57,19 @@ class Schedule:
         try:
             return cronsim.CronSim(self.expression, start)
         except cronsim.CronSimError as error:
+            if self._has_no_date(cronsim, start):
+                raise self._never() from error
             raise InvalidInput(f"'{self.expression}' is not a cron expression: {error}", next_step=EXAMPLE) from error
+
+    def _has_no_date(self, cronsim: Any, start: datetime) -> bool:
+        """Whether only the day and the month together are wrong, as in February 30."""
+        minute, hour, day, month, *rest = [*self.expression.split(), "", "", "", ""]
+        try:
+            for parts in ((minute, hour, day, "*", *rest), (minute, hour, "*", month, *rest)):
+                cronsim.CronSim(" ".join(parts).strip(), start)
+        except cronsim.CronSimError:
+            return False
+        return True
+
+    def _never(self) -> InvalidInput:
+        return InvalidInput(f"the schedule '{self.expression}' never comes: no date of the next five years has its day", next_step=EXAMPLE)

@@ -72,4 +72,7 @@ class Schedule:
         return True
 
     def _never(self) -> InvalidInput:
-        return InvalidInput(f"the schedule '{self.expression}' never comes: no date of the next five years has its day", next_step=EXAMPLE)
+        return InvalidInput(
+            f"the schedule '{self.expression}' never comes: no date of the next five years has its day",
+            next_step=EXAMPLE,
+        )

@@ -1,8 +1,8 @@
 """Tests of random examples (Hypothesis) are properties: they get the mark by themselves, and may have a budget of time.
 
 `make test` and `make test-more` give each property some seconds: once they are over no further example is generated,
-and a failure found until then is shrunk and reported as usual. Without a budget, as in `make soak`, a property tries
-all its examples.
+and a failure found until then is shrunk and reported as usual. Without a budget, as in `make soak` with a minute or
+more for each, a property tries all its examples.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Budget:
         self._deadline = float("inf")
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self) -> Iterator[None]:
-        self._deadline = time.monotonic() + self._seconds
+    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+        is_long = item.get_closest_marker("soak") is not None  # chooses by itself how many examples it tries
+        self._deadline = float("inf") if is_long else time.monotonic() + self._seconds
         return (yield)
 
     def limit(self, patch: pytest.MonkeyPatch) -> None:

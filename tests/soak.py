@@ -3,8 +3,8 @@
 A property is run in rounds. A round has all its examples and a seed of its own; rounds follow
 one another until the minutes given are over, so a run ends in a known time: that of the property's last round later.
 The examples that Hypothesis completed are counted and printed at the end; examples it discarded are not among them.
-Tests that repeat something by themselves ask `rounds` how often, or have a parameter `kills`: with less than a minute
-per property, they do it less often.
+With less than a minute per property, a round ends when its time is over, and tests that repeat something by
+themselves do it less often: they ask `rounds`, or have a parameter `kills`.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ PART_OF_FOLDER = {
 }
 """Where a folder has no part of its own name. All folders called `kafka` are of that part."""
 MINUTES_HELP = "how long each property is tried (default: 1); below 1, other tests do fewer rounds too"
+PROPERTY_WORDS = ("hypothesis", "mark.property")
+CLUSTER_WORD = 'xdist_group("cluster")'
 KILLS_LEAST = 3
 LIMIT_S = 7200.0
 """What hangs is ended: no single test takes that long."""
@@ -64,10 +66,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--soak-minutes", type=float, default=1.0, help=MINUTES_HELP)
 
 
+@pytest.hookimpl(tryfirst=True)  # before properties.py reads its budget
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[tried_key] = {}
     if config.getoption("soak"):
         waiting.PATIENCE_S = waiting.SOAK_PATIENCE_S  # before the tests are imported
+        minutes = config.getoption("soak_minutes")
+        if minutes < 1:
+            config.option.property_seconds = minutes * 60
     config.pluginmanager.register(Summary(config.stash[tried_key]), "soak-summary")
 
 
@@ -80,6 +86,30 @@ def rounds(request: pytest.FixtureRequest) -> Callable[[int, int], int]:
         return max(least, round(full * share))
 
     return rounds
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A module without a test of the part is not even imported: for each part, three processes would import all."""
+    part = config.getoption("soak")
+    is_test = part is not None and collection_path.match("test_*.py")
+    is_left_out = is_test and part not in parts_of(collection_path)
+    return True if is_left_out else None
+
+
+def parts_of(path: Path) -> set[str]:
+    """All parts that may run a test of a module."""
+    if not path.is_relative_to(HERE):
+        return set(PARTS)
+    text = path.read_text()
+    folders = path.relative_to(HERE).parts[:-1]
+    found = {
+        "kafka" if "kafka" in folders else PART_OF_FOLDER.get(folders[0], folders[0]) if folders else "transcripts"
+    }
+    if any(word in text for word in PROPERTY_WORDS):
+        found.add("properties")
+    if CLUSTER_WORD in text:
+        found.add("cluster")
+    return found
 
 
 def part_of(item: pytest.Item) -> str | None:
@@ -100,6 +130,7 @@ def part_of(item: pytest.Item) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     part = config.getoption("soak")
     parts = [part_of(item) for item in items]  # in every run, so that a test without a part is noticed
+    _check_found(items, parts)
     if part is None:
         return
     chosen = [item for item, its_part in zip(items, parts, strict=True) if its_part == part]
@@ -114,6 +145,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             _repeat(item, seconds)
             limit_s += seconds
         item.add_marker(pytest.mark.timeout(limit_s), append=False)
+
+
+def _check_found(items: list[pytest.Item], parts: list[str | None]) -> None:
+    """No module is left out of the part that runs one of its tests."""
+    wanted = {(item.path, part) for item, part in zip(items, parts, strict=True) if part is not None}
+    missed = sorted(f"{path} ({part})" for path, part in wanted if part not in parts_of(path))
+    if missed:
+        raise pytest.UsageError(f"the soak does not find the tests of {', '.join(missed)}: see parts_of in {__file__}")
 
 
 def _scale_kills(item: pytest.Item, share: float) -> None:

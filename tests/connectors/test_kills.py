@@ -14,7 +14,7 @@ from .children import BATCHES, IN_TASKS, batch_rows, run
 from .support import LAKES, Target
 
 KILLS = 10
-ATTEMPTS_OF_A_SHORT_RUN = 800
+ATTEMPTS_OF_A_SHORT_RUN = 400
 """Those of a minute: a shorter run does its share of them, however many lines a sink has."""
 ICEBERG_PLACES_MAX = 1000
 

@@ -380,8 +380,8 @@ def test_exactly_once_through_kills(tmp_path):
 
 @pytest.mark.soak
 @pytest.mark.parametrize("seed", range(20))
-def test_exactly_once_through_many_kills(tmp_path, seed):
-    _exactly_once(tmp_path, seed, rounds=10, workers=1 + seed % 3)
+def test_exactly_once_through_many_kills(tmp_path, seed, rounds):
+    _exactly_once(tmp_path, seed, rounds(10, 3), workers=1 + seed % 3)
 
 
 @pytest.mark.parametrize("acks", [1, "all"])

@@ -18,8 +18,8 @@ from millstream.supervision.client import Jobs
 from waiting import until
 
 pytestmark = [pytest.mark.own_processes, pytest.mark.timeout(900)]
-KILLS = int(os.environ.get("MILLSTREAM_KILLS", "100"))
-"""In the soak; each kill of a driver is followed by a pause of up to a minute before it is started again."""
+KILLS_OF_A_SOAK = 100
+"""Each kill of a driver is followed by a pause of up to a minute before it is started again."""
 FLOW = """
 import millstream as ms
 flow = ms.Flow("doubled")
@@ -118,7 +118,7 @@ def killed(up: Up, jobs: Jobs, rounds: int) -> None:
     "kills",
     [
         pytest.param(5, marks=pytest.mark.more, id="five"),
-        pytest.param(KILLS, marks=[pytest.mark.soak, pytest.mark.timeout(6 * 3600)], id="many"),
+        pytest.param(KILLS_OF_A_SOAK, marks=[pytest.mark.soak, pytest.mark.timeout(6 * 3600)], id="many"),
     ],
 )
 def test_kills_of_supervisor_and_drivers_lose_no_job_and_no_row(up: Up, tmp_path: Path, kills: int) -> None:

@@ -10,6 +10,7 @@ properties.py, the runners of transcripts in transcripts.py, and what the long r
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +23,7 @@ from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from postgres_server import Server
 from s3_server import S3Server
+from soak import part_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -44,11 +46,11 @@ SERVER_GROUPS = {
 
 
 @pytest.hookimpl(tryfirst=True)  # before the workers learn their groups
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    sessions: dict[Path, str] = {}
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    sessions = _balanced(items, part) if (part := config.getoption("soak")) else {}
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("xdist_group") is None:
-            uses = {*item.fixturenames, *_texts(item)}
+            uses = _uses(item)
             with_kafka = bool(uses & {"kafka", "kafka3"})
             if "spark" in uses and not with_kafka:
                 group = sessions.setdefault(item.path, SPARK_GROUPS[len(sessions) % len(SPARK_GROUPS)])
@@ -60,6 +62,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             elif groups := [group for server, group in SERVER_GROUPS.items() if server in uses]:
                 item.add_marker(pytest.mark.xdist_group(groups[0]))
     items.sort(key=lambda item: item.get_closest_marker("own_processes") is None)  # the longest; none should be last
+
+
+def _balanced(items: list[pytest.Item], part: str) -> dict[Path, str]:
+    """Where a part of the soak uses sessions, both have about as many of its tests: the largest files are first."""
+    counts = Counter(item.path for item in items if "spark" in _uses(item) and part_of(item) == part)
+    sessions, totals = {}, dict.fromkeys(SPARK_GROUPS, 0)
+    for path, count in counts.most_common():
+        sessions[path] = min(SPARK_GROUPS, key=totals.__getitem__)
+        totals[sessions[path]] += count
+    return sessions
+
+
+def _uses(item: pytest.Item) -> set[str]:
+    """The names of fixtures, and parameters that may be the name of a runner or a broker."""
+    return {*item.fixturenames, *_texts(item)} if isinstance(item, pytest.Function) else set()
 
 
 def _texts(item: pytest.Function) -> list[str]:

@@ -34,7 +34,8 @@ PART_OF_FOLDER = {
 """Where a folder has no part of its own name. All folders called `kafka` are of that part."""
 MINUTES_HELP = "how long each property is tried (default: 1); below 1, other tests do fewer rounds too"
 PROPERTY_WORDS = ("hypothesis", "mark.property")
-CLUSTER_WORD = 'xdist_group("cluster")'
+CLUSTER_GROUPS = ("cluster", "cluster2")
+"""Clusters are started one beside the other at most twice."""
 KILLS_LEAST = 3
 LIMIT_S = 7200.0
 """What hangs is ended: no single test takes that long."""
@@ -107,7 +108,7 @@ def parts_of(path: Path) -> set[str]:
     }
     if any(word in text for word in PROPERTY_WORDS):
         found.add("properties")
-    if CLUSTER_WORD in text:
+    if any(f'xdist_group("{group}")' in text for group in CLUSTER_GROUPS):
         found.add("cluster")
     return found
 
@@ -116,7 +117,7 @@ def part_of(item: pytest.Item) -> str | None:
     """The part that runs a test; None if it is for `make test` or `make test-more` alone."""
     if item.get_closest_marker("soak") is None:
         return "properties" if item.get_closest_marker("property") else None
-    if any(mark.args == ("cluster",) for mark in item.iter_markers("xdist_group")):
+    if any(mark.args[0] in CLUSTER_GROUPS for mark in item.iter_markers("xdist_group")):
         return "cluster"
     folders = item.path.relative_to(HERE).parts[:-1] if item.path.is_relative_to(HERE) else ()
     if "kafka" in folders:

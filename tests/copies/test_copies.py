@@ -89,7 +89,7 @@ class Receiver:
         self.server.server_close()
 
 
-OPENSEARCH = pytest.param("opensearch", marks=pytest.mark.soak)
+OPENSEARCH = pytest.param("opensearch", marks=[pytest.mark.soak, pytest.mark.xdist_group("opensearch")])
 
 
 class Place:

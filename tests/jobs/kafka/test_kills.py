@@ -18,7 +18,7 @@ from waiting import until
 
 KILLS_OF_A_SOAK = 20
 HANGS, HANGS_S = 3, 3
-pytestmark = pytest.mark.xdist_group("kafka")
+pytestmark = pytest.mark.soak
 
 
 @pytest.fixture
@@ -28,13 +28,11 @@ def killed(tmp_path: Path, kafka: KafkaCluster) -> Iterator[Killed]:
     made.close()
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_kills_lose_and_duplicate_nothing(killed: Killed) -> None:
     kill_a_few_times(killed)
 
 
-@pytest.mark.soak
 @pytest.mark.timeout(600)
 def test_a_broker_that_hangs_holds_a_job_up_and_nothing_else(killed: Killed, kafka: KafkaCluster) -> None:
     """Three times, for a few seconds, each time after another batch has begun."""
@@ -66,7 +64,7 @@ def test_a_broker_that_hangs_holds_a_job_up_and_nothing_else(killed: Killed, kaf
     killed.check()
 
 
-@pytest.mark.soak
+@pytest.mark.xdist_group("spark")  # which is done sooner than that of Kafka alone
 @pytest.mark.timeout(14400)
 def test_many_kills(killed: Killed, rounds: Callable[[int, int], int]) -> None:
     kill_often(killed, rounds(KILLS_OF_A_SOAK, KINDS_OF_KILLS))

@@ -19,7 +19,7 @@ from millstream.log import connect
 from spark.session.on_cluster import ClusterJob, bare_python
 from spark_cluster import SparkCluster
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(600), pytest.mark.soak]
+pytestmark = [pytest.mark.xdist_group("cluster2"), pytest.mark.timeout(600), pytest.mark.soak]
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 SECONDS = 60

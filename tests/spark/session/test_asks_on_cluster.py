@@ -20,7 +20,7 @@ from waiting import until
 
 from .on_cluster import SCHEMA, ClusterJob, bare_python
 
-pytestmark = [pytest.mark.xdist_group("cluster"), pytest.mark.timeout(900), pytest.mark.soak]
+pytestmark = [pytest.mark.xdist_group("cluster2"), pytest.mark.timeout(900), pytest.mark.soak]
 
 PATIENCE = "10 minutes"
 USERS, CALLS = 6, 30

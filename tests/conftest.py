@@ -23,7 +23,6 @@ from millstream.log import EmbeddedLog
 from millstream.log.kafka.log import KafkaLog
 from postgres_server import Server
 from s3_server import S3Server
-from soak import part_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,6 +65,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _balanced(items: list[pytest.Item], part: str) -> dict[Path, str]:
     """Where a part of the soak uses sessions, both have about as many of its tests: the largest files are first."""
+    from soak import part_of  # a plugin, which pytest imports first
+
     counts = Counter(item.path for item in items if "spark" in _uses(item) and part_of(item) == part)
     sessions, totals = {}, dict.fromkeys(SPARK_GROUPS, 0)
     for path, count in counts.most_common():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,3 +45,14 @@ def test_without_idle_the_run_says_which_partition_it_waited_for(
     (message,) = caplog.messages
     assert "in 'read_scores', partition 1 sent no row" in message
     assert "idle=" in message
+
+
+@pytest.mark.more
+def test_neither_in_a_query_of_a_dataframe_that_ends_with_what_is_there(log: EmbeddedLog, tmp_path: Path) -> None:
+    flow = ms.Flow("frame")
+    totals = per_user(scores(flow, watermark=ms.bounded("5 seconds", idle="1 hour"))).to_dataframe(broker=log.path)
+    found: list[Any] = []
+    writer = totals.writeStream.foreachBatch(lambda batch, _: found.extend(batch.collect()))
+    query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).trigger(availableNow=True).start()
+    query.awaitTermination()
+    assert [(each["user"], each["total"]) for each in found] == [("ann", 1)]

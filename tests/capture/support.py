@@ -1,6 +1,8 @@
 """What a topic says about a table: replayed, it must be the table itself."""
 
+import random
 import threading
+import time
 from collections import defaultdict
 from contextlib import contextmanager
 
@@ -167,3 +169,57 @@ def running(capture):
             stop.set()
             thread.join()
     assert not failed
+
+
+def check_altered_tables_have_records(log, execute, capturing):
+    """Goal: each once, though `places` is not written; while a capture runs, and while none does.
+
+    The row that comes later has no second record, and is in the topic with the new columns.
+    """
+    with capturing() as running:
+        running.catch_up()
+        execute("ALTER TABLE places ADD COLUMN one int")
+        running.catch_up()
+        name = f"_schemas.{running.name}"
+        assert len(records(log, name)) == 1
+        execute("INSERT INTO orders (id) VALUES (1)")
+        running.catch_up()
+    for statement in ("ALTER TABLE places RENAME COLUMN one TO two", "INSERT INTO places (x, name) VALUES (1, 'here')"):
+        execute(statement)
+        with capturing() as running:
+            running.catch_up()
+    found = records(log, name)
+    assert [added_columns(each) for each in found] == [([], ["one"]), (["one"], ["two"])]
+    (row,) = (each for each in records(log, "places") if each["op"] == "insert")
+    assert row["after"] == {"x": 1, "name": "here", "one": None, "two": None}
+    (order,) = (each for each in records(log, "orders") if each["op"] == "insert")
+    for column in ("position", "at"):
+        assert found[0][column] <= order[column] <= found[1][column] <= row[column]
+
+
+def added_columns(record):
+    """Of a table that had two, before and after."""
+    return tuple([column.split()[0] for column in record[side].split(", ")[2:]] for side in ("before", "after"))
+
+
+class Altering:
+    """Adds columns to a table that nobody writes, now and then, while a capture is killed."""
+
+    def __init__(self, execute):
+        self.execute = execute
+        self.columns = 0
+
+    def run(self, times):
+        for _ in range(times):
+            time.sleep(0.05)
+            if random.random() < 0.3:
+                self.execute(f"ALTER TABLE places ADD COLUMN c{self.columns} int")
+                self.columns += 1
+
+    def check_records(self, log, capture):
+        """Each change of columns is there once: the columns before one are those after the last."""
+        found = records(log, f"_schemas.{capture}")
+        columns = [added_columns(each) for each in found]
+        assert [before for before, _ in columns[1:]] == [after for _, after in columns[:-1]]
+        assert all(len(before) < len(after) for before, after in columns)
+        assert columns[-1][1] == [f"c{number}" for number in range(self.columns)]

@@ -24,6 +24,8 @@ from waiting import until
 
 from .killed import capture_mariadb, kill_captures, lives
 from .support import (
+    Altering,
+    check_altered_tables_have_records,
     check_columns_may_change,
     check_first_changes,
     check_orders_are_a_source,
@@ -430,6 +432,20 @@ def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, db, dsn, kills) ->
             with capture(log, dsn, *tables) as running:
                 running.catch_up()
             check_equal(log, partial(rows, db))
+
+
+def test_a_table_that_is_altered_and_not_written_has_a_record(log, db, dsn) -> None:
+    check_altered_tables_have_records(log, db.execute, partial(capture, log, dsn, "orders", "places"))
+
+
+@pytest.mark.parametrize("kills", [pytest.param(4, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
+def test_a_killed_capture_records_each_change_of_columns_once(tmp_path, db, dsn, kills) -> None:
+    work = Altering(db.execute)
+    kill_captures(kills, work, capture_mariadb, tmp_path / "log", "app", dsn, ["orders", "places"])
+    with EmbeddedLog(tmp_path / "log") as log:
+        with capture(log, dsn, "orders", "places") as running:
+            running.catch_up()
+        work.check_records(log, "app")
 
 
 @pytest.mark.more

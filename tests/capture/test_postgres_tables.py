@@ -10,8 +10,16 @@ from millstream.capture.postgres import steps
 from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 
+from .killed import capture_postgres, kill_captures
+from .support import (
+    Altering,
+    check_altered_tables_have_records,
+    check_transactions,
+    execute_each,
+    records,
+    wait_until_free,
+)
 from .support import captured_postgres as capture
-from .support import check_transactions, execute_each, records, wait_until_free
 
 # ---------------------------------------------------------------- keys
 
@@ -209,3 +217,38 @@ def test_a_change_of_columns_is_a_record(log, db, dsn) -> None:
     by_id = {each["after"]["id"]: each for each in records(log, "orders")}
     for each, id in zip(found, (2, 5, 6), strict=True):
         assert all(each[column] == by_id[id][column] for column in ("transaction", "position", "at"))
+
+
+def test_a_table_that_is_altered_and_not_written_has_a_record(log, db, dsn) -> None:
+    check_altered_tables_have_records(log, db.execute, lambda: capture(log, dsn, "orders", "places"))
+
+
+def test_changes_before_and_after_a_table_is_altered_are_in_order(log, db, dsn, monkeypatch) -> None:
+    """Method: it is looked at when the change log has rows that were written before and after."""
+    with capture(log, dsn, "orders") as running:
+        running.catch_up()
+        db.execute("INSERT INTO orders (id) VALUES (1)")
+        db.execute("ALTER TABLE orders ADD COLUMN one int; INSERT INTO orders (id) VALUES (2)")
+        db.execute("ALTER TABLE orders ADD COLUMN two int")
+        running.database.end()  # so that it is looked at now
+        running.catch_up()
+        db.execute("ALTER TABLE orders DROP COLUMN one; INSERT INTO orders (id) VALUES (3)")
+        running.catch_up()
+    found = records(log, f"_schemas.{running.name}")
+    added = [each["after"].partition("array<string>, ")[2] for each in found]
+    assert added == ["one int", "one int, two int", "two int"]
+    two, three = (each for each in records(log, "orders") if each["after"]["id"] > 1)
+    assert found[0]["transaction"] == two["transaction"]
+    assert two["position"] < found[1]["position"] < three["position"]
+    assert found[1]["transaction"] is None
+    assert found[2]["transaction"] == three["transaction"]
+
+
+@pytest.mark.parametrize("kills", [pytest.param(8, marks=pytest.mark.more), pytest.param(40, marks=pytest.mark.soak)])
+def test_a_killed_capture_records_each_change_of_columns_once(tmp_path, db, dsn, kills) -> None:
+    work, name = Altering(db.execute), f"app_{dsn.rpartition('/')[2][-12:]}"
+    kill_captures(kills, work, capture_postgres, tmp_path / "log", name, dsn, ["orders", "places"])
+    with EmbeddedLog(tmp_path / "log") as log:
+        with capture(log, dsn, "orders", "places") as running:
+            running.catch_up()
+        work.check_records(log, name)

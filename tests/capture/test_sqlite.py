@@ -17,7 +17,7 @@ from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, NotF
 from millstream.log import EmbeddedLog
 
 from .killed import capture_sqlite, kill_captures
-from .support import check_transactions, records, replayed
+from .support import Altering, check_altered_tables_have_records, check_transactions, records, replayed
 
 TABLES = """
 CREATE TABLE orders (id INTEGER PRIMARY KEY, product TEXT, amount REAL, email TEXT UNIQUE, raw BLOB);
@@ -350,6 +350,27 @@ def test_a_killed_capture_loses_and_repeats_nothing(tmp_path, path, kills) -> No
             running.catch_up()
         with connected(path) as db:
             check_equal(log, db)
+
+
+@pytest.fixture
+def places(path):
+    with connected(path) as db:
+        db.execute("CREATE TABLE places (x INT, name TEXT, PRIMARY KEY (x, name))")
+        yield db
+
+
+def test_a_table_that_is_altered_and_not_written_has_a_record(log, path, places) -> None:
+    check_altered_tables_have_records(log, places.execute, partial(capture, log, path, "orders", "places"))
+
+
+@pytest.mark.parametrize("kills", [pytest.param(6, marks=pytest.mark.more), pytest.param(20, marks=pytest.mark.soak)])
+def test_a_killed_capture_records_each_change_of_columns_once(tmp_path, path, places, kills) -> None:
+    work = Altering(places.execute)
+    kill_captures(kills, work, capture_sqlite, tmp_path / "log", "app", path, ["orders", "places"])
+    with EmbeddedLog(tmp_path / "log") as log:
+        with capture(log, path, "orders", "places") as running:
+            running.catch_up()
+        work.check_records(log, "app")
 
 
 @pytest.mark.more

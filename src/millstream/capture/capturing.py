@@ -19,9 +19,9 @@ from millstream import terminal
 from millstream.capture.adding import Requests, requested
 from millstream.capture.capturing_topics import OWNER, POSITIONS, SEGMENT_BYTES, Stored, create_if_missing, newest
 from millstream.capture.changes import TableShape
-from millstream.capture.ports import Database, Opener, Piece, Position
-from millstream.capture.schema_changes import COLUMNS, SCHEMAS, Columns
+from millstream.capture.ports import COLUMNS, Database, Opener, Piece, Position
 from millstream.capture.schema_changes import SCHEMA as SCHEMA_CHANGE
+from millstream.capture.schema_changes import SCHEMAS, Columns, with_columns
 from millstream.capture.stepping import RETRY_SECONDS, repeat
 from millstream.capture.transactions import LIST, SCHEMA, Tally, records
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, NotFound, SourceUnavailable
@@ -89,7 +89,7 @@ class Capture:
                 self._requests = Requests(log, self.name)
             for shape in shapes:
                 self._fit(shape)
-            self.position = self.database.begin(before, self._owner)
+            self.position = self._begun(before, shapes)
         except BaseException:
             self.close()
             raise
@@ -115,8 +115,9 @@ class Capture:
             for piece in found.pieces():
                 self._send(piece)
                 stored += piece.records.num_rows
-                if self._list is not None and piece.records.num_rows:
-                    tally.add(piece)
+                if self._list is not None:
+                    if piece.records.num_rows:
+                        tally.add(piece)
                     self._note_columns(columns, piece)
             if self._list is not None and tally.entries:
                 self._producer.send_batch(self._list, records(tally.entries))
@@ -157,9 +158,18 @@ class Capture:
         self.database.add(added)
         shapes = self.database.check(self.position, self._owner)
         self._check_topics(shapes, self.position["tables"])
-        self.position = self.database.begin(self.position, self._owner)
+        self.position = self._begun(self.position, shapes)
         self.tables = {shape.name: shape.topic for shape in shapes}
         return shapes
+
+    def _begun(self, before: Position | None, shapes: list[TableShape]) -> Position:
+        """Where the database starts, and what its tables were like."""
+        position = self.database.begin(before, self._owner)
+        return (
+            position
+            if self._list is None
+            else with_columns(position, shapes, () if before is None else before["tables"])
+        )
 
     # ------------------------------------------------------------ more tables
 
@@ -217,7 +227,8 @@ class Capture:
     def _send(self, piece: Piece) -> None:
         if self._topics.get(piece.shape.topic) != piece.shape:
             self._fit(piece.shape)
-        self._producer.send_batch(piece.shape.topic, piece.records, key="key")
+        if piece.records.num_rows:
+            self._producer.send_batch(piece.shape.topic, piece.records, key="key")
 
     def _note_columns(self, columns: Columns, piece: Piece) -> None:
         if (changed := columns.follow(piece)) is not None:

@@ -1,8 +1,9 @@
 """What a database must provide to be captured.
 
 A position is a small JSON document. Only its database knows what it means, except that `tables` has the names of the
-captured tables. It is stored with the changes before it in one transaction of the log: so a capture that starts at a
-stored position repeats nothing, and misses nothing.
+captured tables, and that `columns` has the columns of each, as they were recorded last: a database only reads them. It
+is stored with the changes before it in one transaction of the log: so a capture that starts at a stored position
+repeats nothing, and misses nothing.
 """
 
 from __future__ import annotations
@@ -15,13 +16,24 @@ import pyarrow as pa
 from millstream.capture.changes import TableShape
 
 Position = dict[str, Any]
+COLUMNS = "columns"
+"""Of a stored position: the columns of each table, up to there."""
+
+
+class Place(NamedTuple):
+    """In the change log of a database; both never decrease."""
+
+    position: int
+    at_us: int
 
 
 class Piece(NamedTuple):
-    """Consecutive changes of one table."""
+    """Consecutive changes of one table; without any, it has these columns now."""
 
     shape: TableShape
     records: pa.RecordBatch
+    place: Place | None = None
+    """Where it was altered, if there are no changes."""
 
 
 class Step(Protocol):

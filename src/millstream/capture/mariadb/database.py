@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from millstream.capture.alterations import Alterations, AlteredStep, is_recorded
 from millstream.capture.changes import TRUNCATE, ColumnTypes, TableShape, check_columns, check_distinct
 from millstream.capture.mariadb.address import parsed
 from millstream.capture.mariadb.binlog import (
@@ -29,12 +30,12 @@ from millstream.capture.mariadb.binlog import (
 )
 from millstream.capture.mariadb.connections import Replica, connect, driver, explained, rows
 from millstream.capture.mariadb.server import charsets, check_nothing_is_prepared, check_server, folds_names
-from millstream.capture.mariadb.statements import dropped_database, replaced, truncated, writes_to
+from millstream.capture.mariadb.statements import altered, dropped_database, replaced, truncated, writes_to
 from millstream.capture.mariadb.steps import IN_TRANSACTION_SECONDS, ChangesStep, ChunkStep, cut_off, parts
 from millstream.capture.mariadb.table_maps import TableMap
-from millstream.capture.mariadb.tables import MariadbTable, TableId, find_table, shape_of, table_names
-from millstream.capture.mariadb.values import UnknownColumn
-from millstream.capture.ports import Position, Progress
+from millstream.capture.mariadb.tables import MariadbTable, TableId, columns_of, find_table, shape_of, table_names
+from millstream.capture.mariadb.values import BinlogColumn, UnknownColumn
+from millstream.capture.ports import Place, Position, Progress
 from millstream.capture.stream_steps import KEYS, Heartbeat, being_read, check_key
 from millstream.errors import InvalidInput, MillstreamError, OffsetLost
 from millstream.records import Schema
@@ -62,6 +63,9 @@ class MariadbDatabase:
         self._passed: Commit | None = None
         """The last transaction that changed nothing here, and that no stored position is behind of."""
         self._beat_at = 0.0
+        self._altered: Alterations[TableId, tuple[BinlogColumn, ...]] = Alterations()
+        self._is_compared = False
+        """Whether the catalog was looked at since a table was altered."""
         self._followed: dict[TableId, TableMap] = {}
         self._folds_names = False
         with explained(self._address):
@@ -176,19 +180,45 @@ class MariadbDatabase:
 
     # ------------------------------------------------------------ steps
 
-    def next(self, position: Position, wait_s: float) -> ChangesStep | Heartbeat | None:
+    def next(self, position: Position, wait_s: float) -> ChangesStep | AlteredStep[TableId] | Heartbeat | None:
         self._start(position)
         if (name := being_read(position)) is not None:
             table = next(table for table in self.tables.values() if table.name == name)
             return ChunkStep(self, position, table)
+        self._compare(position)
+        if not self._pending and (found := self._altered.taken(self.seen)):
+            shapes = {id: self._reshaped(id, columns) for id, columns in found.items()}
+            passed = self._behind_passed(position)
+            return AlteredStep(self.shapes, shapes, passed, Place(passed["place"], passed["at_us"]))
         if self._has_changes(wait_s):
             self._passed = None
             return ChangesStep(self, position)
-        passed = self._passed
-        if passed is not None and time.monotonic() - self._beat_at > BEAT_SECONDS:
-            self._beat_at, self._passed = time.monotonic(), None
-            return Heartbeat({**position, "gtids": passed.gtids, "place": passed.place, "last": passed.last})
+        if self._passed is not None and time.monotonic() - self._beat_at > BEAT_SECONDS:
+            self._beat_at = time.monotonic()
+            return Heartbeat(self._behind_passed(position))
         return None
+
+    def _behind_passed(self, position: Position) -> Position:
+        """Behind the transactions that were passed over."""
+        passed, self._passed = self._passed, None
+        if passed is None:
+            return position
+        at_us = max(position["at_us"], passed.last["at_us"])
+        return {**position, "gtids": passed.gtids, "place": passed.place, "last": passed.last, "at_us": at_us}
+
+    def _compare(self, position: Position) -> None:
+        """Looks for tables that were altered since their newest change."""
+        if self._altered.are_open or self._is_compared:
+            return
+        self._is_compared = True
+        differing = {}
+        for id, table in self.tables.items():
+            with explained(self._address), suppress(UnknownColumn):  # which stops the capture with its first change
+                columns = columns_of(self._db, id)
+                if columns and not is_recorded(shape_of(table, "", columns, self._types), position):
+                    differing[id] = columns
+        if differing:
+            self._altered.found(differing, self.end())
 
     def _has_changes(self, wait_s: float) -> bool:
         """Whether a transaction with changes of these tables is next. Those without any are passed over."""
@@ -246,6 +276,8 @@ class MariadbDatabase:
                 message = self._pending.popleft()
                 if not isinstance(message, Statement) or self._concerns(message):
                     return message
+                if altered(*self._named(message)) in self.tables:
+                    self._is_compared = False
             event = self._replica.event(max(0.0, deadline - time.monotonic()))
             if event is None:
                 return None
@@ -271,19 +303,24 @@ class MariadbDatabase:
     def followed(self, table_map: TableMap) -> TableShape | None:
         """The new shape of a table, if its columns have changed."""
         id = table_map.schema, table_map.table
+        self._altered.sent(id)
         if self._followed.get(id) == table_map:
             return None
         self._followed[id] = table_map
+        shape = self._reshaped(id, table_map.columns)
+        check_key(self.tables[id].name, self.where, self.tables[id].key, table_map.key)
+        return None if shape.columns == self.shapes[id].columns else shape
+
+    def _reshaped(self, id: TableId, columns: Sequence[BinlogColumn]) -> TableShape:
+        """The shape of a table that has these columns now."""
         table, known = self.tables[id], self.shapes[id]
-        if not set(table.key) <= {column.name for column in table_map.columns}:
+        if not set(table.key) <= {column.name for column in columns}:
             raise InvalidInput(
                 f"the key of table '{table.name}', {', '.join(table.key)}, was renamed or dropped",
                 where=self.where,
                 next_step="capture the table under another name, into another topic",
             )
-        check_key(table.name, self.where, table.key, table_map.key)
-        shape = shape_of(table, known.topic, table_map.columns, self._types)
-        return None if shape.columns == known.columns else shape.since(known.stored, self.where)
+        return shape_of(table, known.topic, columns, self._types).since(known.stored, self.where)
 
     def check_applies(self, begun: Begin, message: Rows | Statement) -> None:
         """Raises if the changes of a table cannot be followed any further."""
@@ -344,7 +381,8 @@ class MariadbDatabase:
             return self._end()[1]
 
     def has_reached(self, mark: int, position: Position) -> bool:
-        return being_read(position) is None and not self._pending and self.seen >= mark
+        is_read = being_read(position) is None and not self._pending and self.seen >= mark
+        return is_read and self._is_compared and not self._altered.are_open
 
     def progress(self, position: Position) -> Progress | None:
         if (name := being_read(position)) is None:

@@ -45,6 +45,12 @@ def replaced(sql: str, schema: str) -> list[Table]:
     return [_parsed(found[1], schema)] if found and _DROPS_ROWS.search(found[2]) else []
 
 
+def altered(sql: str, schema: str) -> Table | None:
+    """The table that a statement alters."""
+    found = _ALTER.match(_plain(sql))
+    return None if found is None else _parsed(found[1], schema)
+
+
 def dropped_database(sql: str) -> str | None:
     """The database that a statement drops, with all of its tables."""
     found = _DATABASE.match(_plain(sql))

@@ -87,6 +87,11 @@ def table_names(db: Any, database: str) -> list[str]:
     return [str(name) for (name,) in rows(db, _EVERY, database)]
 
 
+def columns_of(db: Any, id: TableId) -> tuple[BinlogColumn, ...]:
+    """The columns of a table, none if it is gone; raises `UnknownColumn`."""
+    return tuple(catalog_column(*column) for column in rows(db, _COLUMNS, *id))
+
+
 def find_table(db: Any, name: str, database: str, where: str) -> MariadbTable:
     """Raises if the table cannot be captured."""
     parts = name.split(".")
@@ -117,7 +122,7 @@ def find_table(db: Any, name: str, database: str, where: str) -> MariadbTable:
         )
     rows(db, f"SELECT 1 FROM {'.'.join(map(quoted, id))} LIMIT 0")  # it may be known, and not readable
     try:
-        columns = tuple(catalog_column(*column) for column in rows(db, _COLUMNS, *id))
+        columns = columns_of(db, id)
     except UnknownColumn as error:
         raise InvalidInput(
             f"table '{name}': {error}", where=where, next_step="change the column, or capture a table without it"

@@ -14,8 +14,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
+from millstream.capture.alterations import Alterations, AlteredStep, is_recorded
 from millstream.capture.changes import ColumnTypes, TableShape, check_columns, check_distinct
-from millstream.capture.ports import Position, Progress
+from millstream.capture.ports import Place, Position, Progress
 from millstream.capture.postgres.connections import (
     Replication,
     Snapshot,
@@ -27,8 +28,17 @@ from millstream.capture.postgres.connections import (
 )
 from millstream.capture.postgres.history import ANOTHER_NAME, STORED, History
 from millstream.capture.postgres.pgoutput import Commit, Message, Relation, decoded
-from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape
-from millstream.capture.postgres.tables import PostgresTable, Types, check_dimensions, find_table, key_of, table_names
+from millstream.capture.postgres.steps import MARKS, MESSAGES, ChangesStep, ChunkStep, messages_shape, unread
+from millstream.capture.postgres.tables import (
+    Column,
+    PostgresTable,
+    Types,
+    check_dimensions,
+    columns_of,
+    find_table,
+    key_of,
+    table_names,
+)
 from millstream.capture.stream_steps import KEYS, Heartbeat, being_read, check_key
 from millstream.errors import AlreadyExists, InvalidInput, MillstreamError, OffsetLost, SourceUnavailable
 from millstream.postgres_address import without_password
@@ -86,6 +96,9 @@ class PostgresDatabase:
         self.tables: dict[str, PostgresTable] = {}
         self.shapes: dict[int, TableShape] = {}
         """By the oid of the table."""
+        self._altered: Alterations[int, tuple[Column, ...]] = Alterations()
+        self._compared_at: float | None = None
+        """When the catalog was looked at; None: it has to be."""
         self._looked_at = self._beat_at = 0.0
         self.history: History
         """Known once the server sends."""
@@ -295,11 +308,15 @@ class PostgresDatabase:
 
     # ------------------------------------------------------------ steps
 
-    def next(self, position: Position, wait_s: float) -> ChangesStep | Heartbeat | None:
+    def next(self, position: Position, wait_s: float) -> ChangesStep | AlteredStep[int] | Heartbeat | None:
         self._start(position)
         self._check_tables()
         if (name := being_read(position)) is not None:
             return ChunkStep(self, position, self.tables[name])
+        self._compare(position)
+        if altered := self._altered.taken(self.seen):
+            shapes = {oid: self._reshaped(oid, columns) for oid, columns in altered.items()}
+            return AlteredStep(self.shapes, shapes, position, Place(position["lsn"], position["at_us"]))
         assert self._replication is not None
         if not self._pending and (received := self._received(wait_s)) is not None:
             self._pending.append(received)
@@ -352,8 +369,20 @@ class PostgresDatabase:
         known = self.shapes.get(relation.oid)
         if known is None:
             return None
-        table = next(table for table in self.tables.values() if table.oid == relation.oid)
+        self._altered.sent(relation.oid)
         columns = [(column.name, column.type_oid, column.modifier) for column in relation.columns]
+        shape = self._reshaped(relation.oid, columns)
+        with explained(self._dsn):
+            table = self._table(relation.oid)
+            check_key(table.name, self.where, table.key, self._key(relation))
+        return None if shape.columns == known.columns else shape
+
+    def _table(self, oid: int) -> PostgresTable:
+        return next(table for table in self.tables.values() if table.oid == oid)
+
+    def _reshaped(self, oid: int, columns: Sequence[Column]) -> TableShape:
+        """The shape of a table that has these columns now."""
+        table, known = self._table(oid), self.shapes[oid]
         if not set(table.key) <= {name for name, _, _ in columns}:
             raise InvalidInput(
                 f"the key of table '{table.name}', {', '.join(table.key)}, was renamed or dropped",
@@ -361,11 +390,20 @@ class PostgresDatabase:
                 next_step="capture the table under another name, into another topic",
             )
         with explained(self._dsn):
-            check_key(table.name, self.where, table.key, self._key(relation))
             shape = self.types.shape(table, known.topic, columns)
-        if shape.columns == known.columns:
-            return None
         return shape.since(known.stored, self.where)
+
+    def _compare(self, position: Position) -> None:
+        """Looks for tables that were altered since their newest change."""
+        now = time.monotonic()
+        if self._altered.are_open or (self._compared_at is not None and now - self._compared_at < LOOK_SECONDS):
+            return
+        with explained(self._dsn):
+            there = columns_of(self._db, self._oids)
+            shapes = {oid: self.types.shape(self._table(oid), "", columns) for oid, columns in there.items()}
+        if altered := {oid: there[oid] for oid, shape in shapes.items() if not is_recorded(shape, position)}:
+            self._altered.found(altered, self.mark())
+        self._compared_at = now
 
     def _key(self, relation: Relation) -> tuple[str, ...]:
         identity, named = relation.replica_identity, [column.name for column in relation.columns if column.in_key]
@@ -393,13 +431,18 @@ class PostgresDatabase:
             self._replication.tell()
 
     def end(self) -> int:
+        self._compared_at = None
+        return self.mark()
+
+    def mark(self) -> int:
         """A message that is committed: so it is flushed, and sent at once."""
         with explained(self._dsn):
             found = self._db.execute("SELECT pg_logical_emit_message(true, %s, '')::text", (MARKS.decode(),)).fetchone()
         return number_of(found[0])
 
     def has_reached(self, mark: int, position: Position) -> bool:
-        return being_read(position) is None and not self._pending and self.seen >= mark
+        is_read = being_read(position) is None and not self._pending and self.seen >= mark
+        return is_read and self._compared_at is not None and not self._altered.are_open
 
     def progress(self, position: Position) -> Progress | None:
         if (name := being_read(position)) is None:
@@ -452,8 +495,3 @@ class PostgresDatabase:
             self._replication.close()
         with suppress(driver().Error):
             self._db.close()
-
-
-def unread(since: int) -> dict[str, Any]:
-    """The state of a snapshot: up to which key rows were read, and from which transaction on changes are sent."""
-    return {"last": None, "done": False, "rows": 0, "since": since}

@@ -179,6 +179,11 @@ def _image(texts: Texts | None) -> tuple[bytes | None, ...] | None:
     return None if texts is None else tuple(None if isinstance(text, Unsent) else text for text in texts)
 
 
+def unread(since: int) -> dict[str, Any]:
+    """The state of a snapshot: up to which key rows were read, and from which transaction on changes are sent."""
+    return {"last": None, "done": False, "rows": 0, "since": since}
+
+
 class ChunkStep(ChangesStep):
     """The next chunk of a snapshot, between the changes before and after it.
 
@@ -203,7 +208,7 @@ class ChunkStep(ChangesStep):
         with self._database.snapshot(self.position["skipped"], self._state["since"]) as (db, seen):
             order = KeyOrder(db, self._table) if self._table.key else None
             last = None if order is None else self._end_of_chunk(order)
-            mark = self._database.end()  # everything that the snapshot sees was committed before
+            mark = self._database.mark()  # everything that the snapshot sees was committed before
             yield from self._gathered(self._before(mark, seen, order, last))
             yield from self._rows(db, "true" if order is None else order.between(self._start, last))
         yield from self._gathered(self._later)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,8 @@ SELECT c.oid, n.nspname, c.relname, c.relkind, c.relreplident,
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = to_regclass(%s)
 """
 _COLUMNS = """
-SELECT attname, atttypid, atttypmod FROM pg_attribute
-WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attnum
+SELECT attrelid, attname, atttypid, atttypmod FROM pg_attribute
+WHERE attrelid = ANY(%s) AND attnum > 0 AND NOT attisdropped AND attgenerated = '' ORDER BY attrelid, attnum
 """
 _DIMENSIONS = """
 SELECT attname, attndims FROM pg_attribute
@@ -111,6 +111,14 @@ class Types:
         return self._known[oid]
 
 
+def columns_of(db: Any, oids: Collection[int]) -> dict[int, tuple[Column, ...]]:
+    """The columns of tables, in their order; a table without any is missing."""
+    found: dict[int, tuple[Column, ...]] = {}
+    for oid, name, kind, modifier in db.execute(_COLUMNS, (list(oids),)).fetchall():
+        found[oid] = (*found.get(oid, ()), (str(name), int(kind), int(modifier)))
+    return found
+
+
 def key_of(db: Any, oid: int, replica_identity: str) -> tuple[str, ...]:
     """The columns of the primary key, or of the index that is the replica identity; none if there is neither."""
     return tuple(db.execute(_INDEX, (oid, replica_identity == "i")).fetchone()[0] or ())
@@ -143,7 +151,7 @@ def find_table(db: Any, name: str, where: str) -> PostgresTable:
             next_step="connect as the owner of the table",
         )
     key = key_of(db, oid, identity)
-    columns = tuple((str(column), int(kind), int(modifier)) for column, kind, modifier in db.execute(_COLUMNS, (oid,)))
+    columns = columns_of(db, [oid]).get(oid, ())
     made = PostgresTable(oid, name, full_name, kind == "p", identity, key, columns)
     if identity == "n" or (identity != "f" and not made.key):
         raise InvalidInput(

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from millstream.capture.alterations import altered_piece, is_recorded
 from millstream.capture.changes import (
     DELETE,
     INSERT,
@@ -27,7 +28,7 @@ from millstream.capture.changes import (
     check_columns,
     check_distinct,
 )
-from millstream.capture.ports import Piece, Position, Progress
+from millstream.capture.ports import Piece, Place, Position, Progress
 from millstream.capture.sqlite.keys import KeyOrder
 from millstream.capture.sqlite.tables import SqliteTable, find_table, table_names, to_arrow
 from millstream.capture.sqlite.triggers import Triggers
@@ -207,7 +208,7 @@ class SqliteDatabase:
                 time.sleep(min(left, LOOK_SECONDS))
 
     def _has_news(self, position: Position) -> bool:
-        if not is_complete(position):
+        if not is_complete(position) or not all(is_recorded(shape, position) for shape in self.shapes.values()):
             return True
         seen = (self._db.execute("PRAGMA data_version").fetchone()[0], position["id"])
         if self._seen == seen or self._triggers.newest() <= position["id"]:
@@ -301,10 +302,18 @@ class SqliteStep:
     def pieces(self) -> Iterator[Piece]:
         with self._database.reading() as db:
             yield from self._changed()
+            yield from self._altered()
             for name, table in self.position["tables"].items():
                 if table["snapshot"] != DONE:
                     yield from self._chunk(db, name, table)
                     break
+
+    def _altered(self) -> Iterator[Piece]:
+        """Tables that may not have been written since they were altered."""
+        for shape in self._database.shapes.values():
+            if not is_recorded(shape, self.position):
+                self.position["at_us"] = max(self.position["at_us"], time.time_ns() // 1000)
+                yield altered_piece(shape, Place(self.position["id"], self.position["at_us"]))
 
     def _piece(self, name: str, changes: list[Change]) -> Piece:
         shape = self._database.shapes[name]

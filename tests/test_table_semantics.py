@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import millstream as ms
+from millstream.plan.captured_rows import captured_rows
 from millstream.testing import Add, Watermark
 from times import START, t
 from transcripts import play
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.transcripts("reference", "local", "spark")
 SCHEMA = "key string, n int, at timestamp"
 
 
-def add(*rows: tuple[str, int | None, float | None], weights: list[int] | None = None) -> Add:
+def add(*rows: tuple[str | None, int | None, float | None], weights: list[int] | None = None) -> Add:
     """Rows as (key, n, seconds)."""
     return Add([{"key": k, "n": n, "at": None if s is None else t(s)} for k, n, s in rows], weights=weights)
 
@@ -47,6 +48,27 @@ def test_the_newest_row_of_each_key_is_the_table() -> None:
         add(("a", 5, 5)),
     )
     assert out == [["+a1", "+b2"], ["+a3", "-a1"], ["+a5", "-a3"]]
+
+
+@pytest.mark.on_spark
+def test_a_truncation_deletes_all_keys() -> None:
+    """Goal: also those of other key groups, and of rows that come later, but are older; nothing that is newer."""
+    letters = "abcdefgh"
+    out = run(
+        lambda rows: captured_rows(rows, ["key"], "n = 0", "n = -1", ["n"]).changes(),
+        add(*((letter, 1, 0) for letter in letters)),
+        add(("a", 2, 5), (None, -1, 5), ("b", -2, 5), ("c", 2, 6)),
+        add(("i", 1, 1), ("d", 3, 5)),
+        Watermark(t(10)),
+        add(("i", 1, 4), ("e", 4, 11), ("c", 0, 12)),
+    )
+    assert out == [
+        [f"+{letter}1@0" for letter in letters],
+        ["+a2@5", "+c2@6", *(f"-{letter}1@5" for letter in letters)],
+        ["+d3@5", "+i1@1", "-i1@5"],
+        [],
+        ["+e4@11", "-c2@12"],
+    ]
 
 
 @pytest.mark.on_spark("more")

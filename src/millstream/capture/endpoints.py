@@ -12,9 +12,9 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from millstream.capture.changes import DELETE, TIME, TableShape
+from millstream.capture.changes import TableShape
 from millstream.capture.ports import Opener
-from millstream.capture.source import AT, OP, CaptureSource, envelopes, rows_of_table
+from millstream.capture.source import CaptureSource, envelopes, kept_table, rows_of_table
 from millstream.capture.united_tables import opener as united
 from millstream.connectors import arguments
 from millstream.connectors.connector import Connector, Reading
@@ -88,8 +88,7 @@ class CapturedTable(Connector, TableSource):
                 where=users_line(),
                 next_step="give it a primary key; or read its changes: flow.read(…)",
             )
-        columns = Schema.of(pa.schema([*shape.columns.arrow, (OP, pa.string()), (AT, TIME)]))
-        return KeptTable(replace(self, as_rows=True), columns, shape.key, AT, f"{OP} = '{DELETE}'", (OP, AT))
+        return kept_table(replace(self, as_rows=True), shape.columns, shape.key)
 
     def open_source(self, reading: Reading) -> Source:
         made = rows_of_table(reading.schema, str(self)) if self.as_rows else envelopes(reading.schema)

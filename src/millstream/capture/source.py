@@ -17,19 +17,21 @@ import pyarrow.compute as pc
 
 from millstream import terminal
 from millstream.capture.capturing import Capture
-from millstream.capture.changes import DELETE, TRUNCATE
+from millstream.capture.changes import DELETE, SNAPSHOT, TIME, TRUNCATE
 from millstream.capture.ports import Opener
 from millstream.connectors.source import Offsets, Slab, Slice, Source
 from millstream.connectors.topic.source import TopicSource
 from millstream.errors import InvalidInput, MillstreamError
 from millstream.log import EmbeddedLog
+from millstream.plan.endpoints import Endpoint, KeptTable
 from millstream.private_files import make_folders
 from millstream.records import Schema
 
 RETENTION = "7 days"
 NAME_FILE = "capture.name"
-OP, AT = "__op", "__at"
-"""Of a source of rows: what happened to a row, and when, under names that no column of the table has."""
+OP, AT, POSITION, NUMBER = "__op", "__at", "__position", "__number"
+"""Of a source of rows: what happened to a row, when and where, under names that no column of the table has."""
+APART = (OP, AT, POSITION, NUMBER)
 Rows = Callable[[pa.Table], pa.Table]
 NEW_SNAPSHOT = "start the job over, which reads a new snapshot: millstream run flow.py --start-over"
 logger = terminal.logger(__name__)
@@ -156,6 +158,14 @@ def envelopes(schema: Schema) -> Rows:
     return columns
 
 
+def kept_table(source: Endpoint, columns: Schema, key: tuple[str, ...]) -> KeptTable:
+    """A source of rows as a table with these columns."""
+    types = (pa.string(), TIME, pa.int64(), pa.int32())
+    schema = Schema.of(pa.schema([*columns.arrow, *zip(APART, types, strict=True)]))
+    deleted, emptied = (f"{OP} = '{op}'" for op in (DELETE, TRUNCATE))
+    return KeptTable(source, schema, key, AT, deleted, emptied, (POSITION, NUMBER), APART)
+
+
 def rows_of_table(schema: Schema, where: str, to_continue: str = NEW_SNAPSHOT) -> Rows:
     """The rows of the table: the image after a change, or the deleted row; with OP and AT.
 
@@ -166,9 +176,11 @@ def rows_of_table(schema: Schema, where: str, to_continue: str = NEW_SNAPSHOT) -
         ops = changes.column("op")
         _check_complete(changes, where, to_continue)
         is_deleted = pc.equal(ops, DELETE)
+        # Rows of a snapshot are numbered by themselves, and come before the changes at their position.
+        number = pc.if_else(pc.equal(ops, SNAPSHOT), pa.scalar(-1, pa.int32()), changes.column("number"))
         images = pc.if_else(is_deleted, changes.column("before"), changes.column("after"))
         known = {field.name for field in images.type}
-        made = {OP: ops, AT: changes.column("at")}
+        made = {OP: ops, AT: changes.column("at"), POSITION: changes.column("position"), NUMBER: number}
         arrays = []
         for field in schema.arrow:
             if field.name in made:
@@ -184,12 +196,6 @@ def rows_of_table(schema: Schema, where: str, to_continue: str = NEW_SNAPSHOT) -
 
 def _check_complete(changes: pa.Table, where: str, to_continue: str) -> None:
     """Raises if the rows of the table do not follow from the changes alone."""
-    if pc.any(pc.equal(changes.column("op"), TRUNCATE)).as_py():
-        raise InvalidInput(
-            "the table was truncated, which does not say which rows are deleted",
-            where=where,
-            next_step=f"{to_continue}; in future, delete with DELETE FROM instead of TRUNCATE",
-        )
     if changes.column("unsent").null_count < changes.num_rows:
         unsent = changes.filter(pc.is_valid(changes.column("unsent"))).column("unsent")[0].as_py()
         raise InvalidInput(

@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import pyarrow as pa
 
-from millstream.capture.changes import DELETE, TIME, envelope
-from millstream.capture.source import AT, OP, Rows, envelopes, rows_of_table
+from millstream.capture.changes import envelope
+from millstream.capture.source import APART, Rows, envelopes, kept_table, rows_of_table
 from millstream.connectors import arguments
 from millstream.connectors.connector import Reading, WorkerNeeds
 from millstream.connectors.source import Slab, Slice, Source
@@ -64,8 +64,7 @@ class TopicOfChanges(OneTopic, TableSource):
                     where=users_line(),
                     next_step=what_exists(name, columns.names),
                 )
-        rows = Schema.of(pa.schema([*columns.arrow, (OP, pa.string()), (AT, TIME)]))
-        return KeptTable(replace(self, as_rows=True), rows, self.key, AT, f"{OP} = '{DELETE}'", (OP, AT))
+        return kept_table(replace(self, as_rows=True), columns, self.key)
 
     def mapped(self, schema: Schema) -> Rows:
         """Makes the rows of the source from changes."""
@@ -95,7 +94,7 @@ class Captured(TopicOfChanges):
         if as_kafka(broker) is None:  # the topic may have gained columns
             schema = schema_of_topic(self.topic, None if broker is None else str(broker))
         else:
-            kept = [field for field in reading.schema.arrow if field.name not in (OP, AT)]
+            kept = [field for field in reading.schema.arrow if field.name not in APART]
             schema = envelope(Schema.of(pa.schema(kept))) if self.as_rows else reading.schema
         inner = Topic(self.topic).open_source(replace(reading, schema=schema, columns=None))
         return MappedSource(inner, self.mapped(reading.schema))

@@ -16,12 +16,14 @@ from millstream.operators.patterns.rules_step import RulesStep
 from millstream.operators.patterns.step import MatchStep
 from millstream.operators.stateful import Stateful
 from millstream.operators.stored_queries import MatchQueriesStep
+from millstream.operators.tables.captured_rows import CapturedRowsStep
 from millstream.operators.tables.distinct import DistinctStep
 from millstream.operators.tables.grouped import GroupedStep
 from millstream.operators.tables.latest import LatestStep
 from millstream.operators.tables.take import TakeStep
 from millstream.operators.tables.top import TopStep
 from millstream.plan import nodes, table_nodes
+from millstream.plan.captured_rows import CapturedRows
 from millstream.plan.nodes import Node
 from millstream.plan.patterns.node import Match, MatchRules
 from millstream.plan.search.node import MatchQueries
@@ -35,6 +37,7 @@ STEPS: dict[type[Node], Callable[[Any], Stateful]] = {
     table_nodes.Grouped: GroupedStep,
     table_nodes.Distinct: DistinctStep,
     table_nodes.Latest: LatestStep,
+    CapturedRows: CapturedRowsStep,
     table_nodes.Take: TakeStep,
     table_nodes.Top: TopStep,
     table_nodes.TableJoin: TableJoinStep,

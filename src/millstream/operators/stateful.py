@@ -104,6 +104,8 @@ class Answering(Protocol):
         """The rows that some rows of that table stand for, without a time and a weight."""
 
 
+FOR_EVERY_KEY = "__for_every_key"
+"""A column of what a step is fed: whether a row is for every key, and has none itself."""
 Past = Callable[[], Iterator[pl.DataFrame]]
 """Reads all rows of a step's first input from the log again, up to those of the current batch, in pieces."""
 

@@ -24,6 +24,10 @@ class KeptTable:
     event_time: str
     deleted: str
     """A condition: the row was deleted."""
+    emptied: str
+    """A condition: all rows were deleted."""
+    places: tuple[str, ...]
+    """Columns that order rows with equal event time."""
     apart: tuple[str, ...]
     """Columns that are not those of the table."""
 

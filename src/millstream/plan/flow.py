@@ -264,10 +264,12 @@ class Flow:
         """A quiet database does not hold back the streams that are joined with its table."""
         if schema is not None:
             raise refusal(f"{source} knows its columns", "remove schema=")
+        from millstream.plan.captured_rows import captured_rows
+
         found = source.as_table(self.log)
         rows = self.read(found.source, found.schema, found.event_time, ascending(idle=KEPT_TABLE_IDLE))
         own = [column for column in found.schema.names if column not in found.apart]
-        kept = rows.to_table(found.key, deleted=found.deleted).select(*own)
+        kept = captured_rows(rows, found.key, found.deleted, found.emptied, found.places).select(*own)
         return cast("Table", kept)
 
     def _repr_html_(self) -> str:

@@ -14,6 +14,7 @@ from millstream.expressions.expression import evaluate
 from millstream.plan import nodes, table_nodes
 from millstream.plan.bad_rows import expression_reason
 from millstream.plan.batches import batch_given, batch_returned
+from millstream.plan.captured_rows import CapturedRows
 from millstream.plan.nodes import Node
 from millstream.plan.patterns.node import Match, MatchRules
 from millstream.plan.search.node import MatchQueries
@@ -21,6 +22,7 @@ from millstream.plan.steps.outside_calls import answers
 from millstream.plan.steps.parsing import decoded
 from millstream.plan.time.bundles import AHEAD, Bundle, Row, micros, moment, table_of
 from millstream.records import batch_to_rows, rows_to_batch
+from millstream.reference.captured_rows import CapturedRowsOperator
 from millstream.reference.grouped import GroupedOperator
 from millstream.reference.live_models import PredictLiveOperator
 from millstream.reference.operator import Operator, dead_letter, timed_at
@@ -220,6 +222,7 @@ OPERATORS: dict[type[Node], Callable[[Any], Operator]] = {
     table_nodes.AsOf: AsOfOperator,
     table_nodes.Changes: ChangesOperator,
     table_nodes.Latest: LatestOperator,
+    CapturedRows: CapturedRowsOperator,
     table_nodes.Distinct: DistinctOperator,
     table_nodes.Take: TakeOperator,
     table_nodes.Top: TopOperator,

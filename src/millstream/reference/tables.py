@@ -20,7 +20,7 @@ from millstream.reference.operator import StatefulOperator
 class Version:
     """A row of a key and its position among the others: by time, then by arrival."""
 
-    place: tuple[int, int]
+    place: tuple[Any, ...]
     row: Row
     deleted: bool
 

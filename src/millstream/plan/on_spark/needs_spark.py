@@ -44,7 +44,7 @@ def expressions_of(node: Node) -> list[Expression]:
     if isinstance(node, WithEventTime):
         return [node.time]
     if isinstance(node, Latest):
-        return [] if node.deleted is None else [node.deleted]
+        return [made for made in (node.deleted, getattr(node, "emptied", None)) if made is not None]
     return [order.by for order in node.order] if isinstance(node, Top) else []
 
 

@@ -21,7 +21,7 @@ from millstream.connectors.sink import Preparer
 from millstream.operators.aggregates.accumulators import TIME, WEIGHT
 from millstream.operators.elementwise import OFFSET
 from millstream.operators.lateness import without_ahead
-from millstream.operators.stateful import Stateful
+from millstream.operators.stateful import FOR_EVERY_KEY, Stateful
 from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.time.bundles import END
 from millstream.plan.time.late import late_columns
@@ -224,6 +224,11 @@ class Packer:
             for blob in map(to_bytes, _slices(rows)):
                 yield from ((label, number, kind, self.task, blob) for label in self.labels)
             return
+        if FOR_EVERY_KEY in rows.columns:
+            is_for_all = rows[FOR_EVERY_KEY]
+            for blob in map(to_bytes, _slices(rows.filter(is_for_all))):
+                yield from ((label, number, kind, self.task, blob) for label in self.labels)
+            rows = rows.filter(~is_for_all)
         for group, blob in self._split(rows, self.steps[number].keys):
             yield self.labels[group], number, kind, self.task, blob
 

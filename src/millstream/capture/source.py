@@ -176,8 +176,9 @@ def rows_of_table(schema: Schema, where: str, to_continue: str = NEW_SNAPSHOT) -
         ops = changes.column("op")
         _check_complete(changes, where, to_continue)
         is_deleted = pc.equal(ops, DELETE)
-        # Rows of a snapshot are numbered by themselves, and come before the changes at their position.
-        number = pc.if_else(pc.equal(ops, SNAPSHOT), pa.scalar(-1, pa.int32()), changes.column("number"))
+        # Rows of a snapshot are numbered by themselves, and come before the changes at their position, where known.
+        is_first = pc.and_(pc.equal(ops, SNAPSHOT), pc.is_valid(changes.column("position")))
+        number = pc.if_else(is_first, pa.scalar(-1, pa.int32()), changes.column("number"))
         images = pc.if_else(is_deleted, changes.column("before"), changes.column("after"))
         known = {field.name for field in images.type}
         made = {OP: ops, AT: changes.column("at"), POSITION: changes.column("position"), NUMBER: number}

@@ -6,93 +6,24 @@ new name, if the pattern covers it. Only whole lines are stored, and the positio
 
 from __future__ import annotations
 
-import hashlib
-import os
 import stat
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from io import FileIO
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from millstream import terminal
-from millstream.bridges.arrivals import Arrival
+from millstream.bridges.growing_files.followed import Followed
+from millstream.bridges.growing_files.packed import Packed
 from millstream.bridges.growing_files.positioned import PositionedLanding
+from millstream.bridges.growing_files.unpacking import UNPACKED_BYTES_MAX, is_packed
 from millstream.bridges.reports import Behind
 from millstream.errors import DamagedLog, InvalidInput, NotALog, StorageError
 
-READ_BYTES = 1 << 20
-BEGINNING_BYTES = 256
 LOOK_SECONDS = 0.2
 RETRY_SECONDS, RETRY_SECONDS_MAX = 0.2, 10.0
 logger = terminal.logger(__name__)
-
-
-@dataclass
-class Followed:
-    """One file, open since it was found."""
-
-    topic: str
-    path: str
-    file: FileIO
-    offset: int = 0
-    """After the last line that was stored."""
-    is_cut: bool = False
-    """Whether the line at the offset was too long: its rest is skipped."""
-
-    @property
-    def identity(self) -> str:
-        found = os.fstat(self.file.fileno())
-        return f"{found.st_dev}:{found.st_ino}"
-
-    def position(self) -> dict[str, Any]:
-        size = min(self.offset, BEGINNING_BYTES)
-        return {"offset": self.offset, "size": size, "hash": self._beginning(size), "cut": self.is_cut}
-
-    def resume(self, stored: dict[str, Any]) -> None:
-        """A file of the same inode with another beginning is another file."""
-        if self._beginning(stored["size"]) == stored["hash"] and self._size() >= stored["offset"]:
-            self.offset, self.is_cut = stored["offset"], stored["cut"]
-
-    def _beginning(self, size: int) -> str:
-        return hashlib.blake2b(os.pread(self.file.fileno(), size, 0), digest_size=8).hexdigest()
-
-    def _size(self) -> int:
-        return os.fstat(self.file.fileno()).st_size
-
-    def lines(self, bytes_max: int, *, is_ended: bool) -> list[Arrival]:
-        """The next whole lines; the last one without a line break only of a file that will not grow."""
-        if self._size() < self.offset:  # truncated, and written again
-            logger.warning("%s was truncated: it is read from its beginning", self.path)
-            self.offset, self.is_cut = 0, False
-        content = os.pread(self.file.fileno(), max(READ_BYTES, bytes_max + 1), self.offset)
-        end = content.rfind(b"\n") + 1
-        if not end and len(content) > bytes_max:
-            return self._too_long(content[:bytes_max], len(content))
-        if not end and not (is_ended and content):
-            return []
-        taken = content[: end or len(content)]
-        lines = taken.removesuffix(b"\n").split(b"\n")
-        if self.is_cut:
-            lines, self.is_cut = lines[1:], False
-        self.offset += len(taken)
-        return [self._arrival(line.removesuffix(b"\r"), bytes_max) for line in lines]
-
-    def _too_long(self, beginning: bytes, size: int) -> list[Arrival]:
-        was_cut, self.is_cut = self.is_cut, True
-        self.offset += size
-        return [] if was_cut else [self._arrival(beginning + b" ", len(beginning))]
-
-    def _arrival(self, line: bytes, bytes_max: int) -> Arrival:
-        made = Arrival(
-            self.topic, line[:bytes_max], headers=(("file", self.path.encode(errors="replace")),), origin=self.path
-        )
-        if len(line) > bytes_max:
-            made.fault = f"the line is longer than {bytes_max:,} bytes, and was cut"
-        return made
 
 
 class FolderFollower:
@@ -106,10 +37,13 @@ class FolderFollower:
         bytes_max: int = 1 << 20,
         marker: str | None = None,
         archive: Path | None = None,
+        unpack: bool = False,
+        unpacked_bytes_max: int = UNPACKED_BYTES_MAX,
     ) -> None:
         """With a `marker`, such as `.done`, a file is read when there is one with that ending as well: it is complete.
 
-        When it is stored, it is moved to the folder `archive`, if there is one.
+        When it is stored, it is moved to the folder `archive`, if there is one. With `unpack`, compressed files and
+        archives are read too; without, they are left alone.
         """
         if not patterns:
             raise InvalidInput(
@@ -120,6 +54,8 @@ class FolderFollower:
                 "files that may still grow cannot be moved away", next_step="name the ending of markers: --marker .done"
             )
         self._marker, self._archive = marker, archive
+        self._unpack, self._unpacked_bytes_max = unpack, unpacked_bytes_max
+        self._skipped: set[str] = set()
         self._landing = landing
         self._patterns = [str(Path(pattern).expanduser().absolute()) for pattern in patterns]
         self._bytes_max = bytes_max
@@ -159,20 +95,20 @@ class FolderFollower:
         total = 0
         for identity, followed in list(self._open.items()):
             is_gone = identity not in found  # deleted, or renamed to what no pattern covers
-            before = followed.offset
+            before, offset = followed.progress, followed.offset
             is_complete = is_ended or is_gone or self._marker is not None
             arrivals = followed.lines(self._bytes_max, is_ended=is_complete)
-            if followed.offset != before:
+            if followed.progress != before:
                 self._landing.land(arrivals, {identity: followed.position()})
                 self._stored[identity] = followed.position()
-                total += abs(followed.offset - before)
+                total += abs(followed.offset - offset) or 1
             elif is_gone or self._archive is not None:
                 if not is_gone:
                     self._put_away(Path(followed.path))
                 if identity in self._stored:
                     self._landing.land([], {identity: None})
                     del self._stored[identity]
-                self._open.pop(identity).file.close()
+                self._open.pop(identity).close()
         return total
 
     def _put_away(self, path: Path) -> None:
@@ -199,7 +135,7 @@ class FolderFollower:
         left = 0
         for followed in list(self._open.values()):
             with suppress(OSError, ValueError):  # it was just closed
-                left += max(0, os.fstat(followed.file.fileno()).st_size - followed.offset)
+                left += followed.left()
         return Behind(left, "bytes")
 
     def _look(self) -> set[str]:
@@ -222,7 +158,11 @@ class FolderFollower:
         return found
 
     def _opened(self, path: Path) -> str:
-        followed = Followed(self._landing.topic, str(path), path.open("rb", buffering=0))
+        file, name = path.open("rb", buffering=0), str(path)
+        if is_packed(path.name):
+            followed: Followed = Packed(self._landing.topic, name, file, unpacked_bytes_max=self._unpacked_bytes_max)
+        else:
+            followed = Followed(self._landing.topic, name, file)
         identity = followed.identity  # it may have been replaced since
         if identity in self._stored:
             followed.resume(self._stored[identity])
@@ -234,7 +174,11 @@ class FolderFollower:
             if self._marker is None or (
                 not path.name.endswith(self._marker) and Path(f"{path}{self._marker}").exists()
             ):
-                yield path
+                if self._unpack or not is_packed(path.name):
+                    yield path
+                elif str(path) not in self._skipped:
+                    self._skipped.add(str(path))
+                    logger.warning("%s is compressed, and is left alone: --unpack reads it", path)
 
     def _matching(self) -> Iterator[Path]:
         for pattern in self._patterns:
@@ -250,5 +194,5 @@ class FolderFollower:
 
     def _close(self) -> None:
         for followed in self._open.values():
-            followed.file.close()
+            followed.close()
         self._open.clear()

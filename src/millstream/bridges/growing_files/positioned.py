@@ -24,7 +24,7 @@ class PositionedLanding:
 
     def __init__(self, log: Broker, bridge: str, topic: str) -> None:
         log.topic(topic)
-        self._log = log
+        self.log = log
         self.bridge, self.topic = bridge, topic
         self.counts = Counts()
         self.passage = Passage()
@@ -40,7 +40,7 @@ class PositionedLanding:
     def positions(self) -> dict[str, Any]:
         """The stored positions, by what they are positions in."""
         found: dict[str, Any] = {}
-        with self._log.consumer(POSITIONS) as consumer:
+        with self.log.consumer(POSITIONS) as consumer:
             for record in consumer.until_caught_up():
                 key = (record.key or b"").decode()
                 if key.startswith(self._prefix):
@@ -62,7 +62,7 @@ class PositionedLanding:
     def _is_landed(self, arrivals: Sequence[Arrival], positions: Mapping[str, Any]) -> bool:
         sent: list[tuple[Arrival, Receipt]] = []
         if any(arrival.fault is not None for arrival in arrivals):
-            create_dead_letter_topic(self._log, self.topic)
+            create_dead_letter_topic(self.log, self.topic)
         try:
             with self._producer.transaction():
                 for arrival in arrivals:

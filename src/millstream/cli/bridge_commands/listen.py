@@ -317,6 +317,12 @@ def files(
     archive: Annotated[
         Path | None, typer.Option(metavar="FOLDER", help="With --marker: move files there when they are stored.")
     ] = None,
+    unpack: Annotated[
+        bool, typer.Option("--unpack", help="Read compressed files and archives too: .gz, .bz2, .xz, .zst, .tar, .zip.")
+    ] = False,
+    max_unpacked: Annotated[
+        str, typer.Option(metavar="SIZE", help="With --unpack: how much may be in one file.")
+    ] = "1 GiB",
 ) -> None:
     """Follow files that grow until Ctrl-C, as tail -F does: every line is a record, and stored exactly once.
 
@@ -335,7 +341,15 @@ def files(
 
     name = bridge_name("files", " ".join(sorted(str(Path(pattern).absolute()) for pattern in patterns)))
     with session.log() as log, PositionedLanding(log, name, topic) as landing:
-        follower = FolderFollower(landing, patterns, bytes_max=size_bytes(max_line), marker=marker, archive=archive)
+        follower = FolderFollower(
+            landing,
+            patterns,
+            bytes_max=size_bytes(max_line),
+            marker=marker,
+            archive=archive,
+            unpack=unpack,
+            unpacked_bytes_max=size_bytes(max_unpacked),
+        )
         on_stop(follower.stop)
         show_note(f"following {', '.join(patterns)} for topic '{topic}' until Ctrl-C")
         try:

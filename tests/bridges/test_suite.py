@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import pytest
@@ -65,6 +65,8 @@ def run_http(landing: Landing, ready: Any, port: int) -> None:
 
 
 class HttpBridge(BridgeUnderTest):
+    listens: ClassVar[bool] = True
+
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.server_port = free.getsockname()[1]
@@ -83,9 +85,6 @@ class HttpBridge(BridgeUnderTest):
             return False
         assert answer.status in (200, 413, 429, 503), answer
         return answer.status in (200, 413)
-
-    def restart_server(self) -> None:
-        return
 
 
 class TestHttp(BridgeSuite):

@@ -82,7 +82,7 @@ class Landing:
         keep_ids: str | timedelta = KEEP_IDS,
         ids_max: int = IDS_MAX,
     ) -> None:
-        self._log = log
+        self.log = log
         self.bridge = bridge
         self.counts = Counts()
         self.passage = Passage()
@@ -169,7 +169,7 @@ class Landing:
 
     def _send_dead_letter(self, arrival: Arrival) -> Receipt:
         if arrival.topic not in self._with_dead_letters:
-            create_dead_letter_topic(self._log, arrival.topic)
+            create_dead_letter_topic(self.log, arrival.topic)
             self._with_dead_letters.add(arrival.topic)
         return send_dead_letter(self._piers[arrival.topic].producer, self.bridge, arrival)
 

@@ -47,7 +47,14 @@ POLL_SECONDS = 1.0
 SILENCE_SECONDS = 15.0
 STREAMS_MAX = 100
 THREADS_MAX = STREAMS_MAX + 32
+
+
+class TooLarge(InvalidInput):
+    """A request with a body that is not read to its end."""
+
+
 STATUS_OF: dict[type[MillstreamError], int] = {
+    TooLarge: 413,
     NotFound: 404,
     AlreadyExists: 409,
     JobRunning: 409,
@@ -389,7 +396,7 @@ async def _body(request: Request) -> bytes:
     async for part in request.stream():
         size += len(part)
         if size > BODY_BYTES_MAX:
-            raise InvalidInput(f"the request is larger than {BODY_BYTES_MAX:,} bytes", next_step="send less at once")
+            raise TooLarge(f"the request is larger than {BODY_BYTES_MAX:,} bytes", next_step="send less at once")
         parts.append(part)
     return b"".join(parts)
 

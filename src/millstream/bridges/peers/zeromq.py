@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     import zmq
 
 WAIT_MS = 200
+HEARTBEATS = {"HEARTBEAT_IVL": 2_000, "HEARTBEAT_TIMEOUT": 6_000}
+"""In milliseconds. Without them, a connection that is half-open takes messages forever."""
 
 
 class ZmqAddress(PeerAddress):
@@ -24,7 +26,7 @@ class ZmqAddress(PeerAddress):
 
         made: zmq.Socket[Any] = context.socket(kind)
         try:
-            for name, value in options.items():
+            for name, value in (HEARTBEATS | options).items():
                 made.setsockopt(getattr(zmq, name), value)
             (made.bind if self.bind else made.connect)(self.text)
         except zmq.ZMQError as error:

@@ -146,11 +146,9 @@ class StreamListener:
         if failure is not None:
             raise failure
 
-    async def read_pipe(self, path: Path) -> None:
+    async def read_pipe(self, opened: int, path: Path) -> None:
         """Until it is cancelled: writers come and go."""
         loop = asyncio.get_running_loop()
-        # Also opened for writing, so that the stream does not end with its last writer.
-        opened = os.open(path, os.O_RDWR | os.O_NONBLOCK)
         stream = asyncio.StreamReader(limit=RECEIVE_BYTES)
         transport, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(opened, "rb", buffering=0)
@@ -308,6 +306,11 @@ def named_pipe(path: Path) -> Path:
     return path
 
 
+def opened_pipe(path: Path) -> int:
+    """Also opened for writing, so that the stream does not end with its last writer."""
+    return os.open(path, os.O_RDWR | os.O_NONBLOCK)
+
+
 @dataclass
 class Doors:
     """The sockets of one bridge, served together until it is stopped."""
@@ -336,7 +339,9 @@ class Doors:
         ]
         for at in self.datagrams:
             receiver.listen(at)
-        reading = None if self.pipe is None else asyncio.ensure_future(listener.read_pipe(self.pipe))
+        reading = None
+        if self.pipe is not None:  # opened before it is ready: a writer finds a reader
+            reading = asyncio.ensure_future(listener.read_pipe(opened_pipe(self.pipe), self.pipe))
         try:
             await until()
         finally:

@@ -85,6 +85,10 @@ class Child:
             if code != KILLED or not may_be_killed:
                 raise AssertionError(f"the process ended with code {code}") from None
 
+    @property
+    def is_alive(self) -> bool:
+        return self._process.is_alive()
+
     def wait_until_dead(self) -> int:
         """Its exit code."""
         self._process.join(READY_SECONDS)

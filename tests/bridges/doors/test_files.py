@@ -20,7 +20,7 @@ from millstream.records import Schema
 from millstream.testing.connectors import BridgeUnderTest, DoorSuite, Message
 from millstream.testing.connectors.bridge_suite import SCHEMA
 
-from ..archives import packed, put
+from ..growing_files.archives import packed, put
 
 pytestmark = pytest.mark.more
 LOOK_SECONDS = 0.02

@@ -5,7 +5,7 @@ A connector of another package passes it too: subclass `BridgeSuite` or `SinkSui
 
 from millstream.testing.connectors.bridge_suite import BridgeSuite, BridgeUnderTest, DoorSuite, Message, NumberedSuite
 from millstream.testing.connectors.proxy import FaultProxy
-from millstream.testing.connectors.sink_suite import Delivered, SinkSuite, SinkUnderTest
+from millstream.testing.connectors.sink_suite import Delivered, SinkSuite, SinkUnderTest, UnconnectedSinkSuite
 
 __all__ = [
     "BridgeSuite",
@@ -17,4 +17,5 @@ __all__ = [
     "NumberedSuite",
     "SinkSuite",
     "SinkUnderTest",
+    "UnconnectedSinkSuite",
 ]

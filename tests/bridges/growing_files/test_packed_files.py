@@ -21,8 +21,8 @@ from millstream.bridges.growing_files.following import FolderFollower
 from millstream.bridges.growing_files.positioned import PositionedLanding
 from millstream.log import EmbeddedLog
 
+from ..support import records, values
 from .archives import ARCHIVES, COMPRESS, packed, put, tarred, zipped
-from .support import records, values
 
 MEMBERS = {"a.log": b"one\ntwo\n", "sub/b.log": b"three\nlast without a line break"}
 LINES = [b"one", b"two", b"three", b"last without a line break"]

@@ -17,7 +17,7 @@ from millstream.bridges.aws.kinesis import KinesisBridge, KinesisSource
 from millstream.bridges.growing_files.positioned import PositionedLanding
 from millstream.testing.connectors import BridgeSuite, BridgeUnderTest, Message
 
-from . import aws
+from .. import aws
 from .test_suite import fewer_kills_in_a_short_run, killed_often, pause
 
 __all__ = ["fewer_kills_in_a_short_run"]

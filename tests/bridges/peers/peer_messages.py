@@ -16,7 +16,7 @@ from millstream.log import EmbeddedLog
 from millstream.records import Schema, rows_to_batch
 from waiting import until
 
-from .support import in_thread, records
+from ..support import in_thread, records
 
 TRADES = Schema.of("symbol string, price int")
 

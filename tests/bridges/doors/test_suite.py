@@ -44,11 +44,11 @@ from mosquitto_server import Mosquitto
 from rabbitmq_server import RabbitMq
 from waiting import until
 
-from . import amqp_clients, aws, broker_clients
-from .broker_clients import AMQP1, STOMP, Protocol, Sent
-from .mqtt_clients import ReconnectingLoop, Subscriber
-from .receiver import Receiver, receiving
-from .support import request
+from .. import amqp_clients, aws, broker_clients
+from ..broker_clients import AMQP1, STOMP, Protocol, Sent
+from ..mqtt_clients import ReconnectingLoop, Subscriber
+from ..receiver import Receiver, receiving
+from ..support import request
 
 pytestmark = pytest.mark.more
 PAUSE_SECONDS = 3.0

@@ -19,8 +19,8 @@ from millstream.errors import SinkUnavailable
 from millstream.log import EmbeddedLog
 from waiting import until
 
+from ..support import records
 from .peer_messages import bridging, rows, sink, stored
-from .support import records
 
 
 class Protocol(NamedTuple):

@@ -15,8 +15,8 @@ from millstream.errors import InvalidInput
 from millstream.log import EmbeddedLog
 from waiting import until
 
+from ..support import records, values
 from .peer_messages import bridging, rows, sink, stored
-from .support import records, values
 
 PATIENCE_MS = 240_000
 

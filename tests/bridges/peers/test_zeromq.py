@@ -18,8 +18,8 @@ from millstream.errors import InvalidInput, InvalidPlan
 from millstream.log import EmbeddedLog
 from waiting import until
 
+from ..support import records, values
 from .peer_messages import bridging, rows, sink, stored
-from .support import records, values
 
 
 @contextmanager

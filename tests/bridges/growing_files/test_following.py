@@ -20,7 +20,7 @@ from millstream.errors import InvalidInput, ProducerFenced, StorageError
 from millstream.log import EmbeddedLog
 from waiting import until
 
-from .support import records, values
+from ..support import records, values
 
 
 @pytest.fixture

@@ -39,6 +39,8 @@ NEVER = 1 << 62
 RUNS_MAX = 8
 LARGE_ROWS, LARGE_ALIKE = 50_000, 6
 MANY_ASKED = 1000
+CLOSE = 8
+"""Distinct integers are found by marking if their range is at most this many times their count."""
 LIKE = 1.5
 """Runs up to this many times as large as a new one are merged with it."""
 PLACE = "__state.place"
@@ -216,7 +218,7 @@ class Tables:
         if every:
             asked = pl.concat([asked, *(run.rows.live_content()[table.keys] for run in table.runs())])
         if len(asked) > MANY_ASKED:  # many rows have the same key
-            asked = asked.unique() if asked.width > 1 else asked.to_series().unique().to_frame()  # twice as fast
+            asked = asked.unique() if asked.width > 1 else _distinct_values(asked.to_series()).to_frame()
         hashes = key_hashes(asked, table.keys)
         order = np.argsort(hashes)  # searching in order is several times as fast
         return asked[order], hashes[order]
@@ -344,6 +346,18 @@ def _fitting(frame: pl.DataFrame, empty: pl.DataFrame) -> pl.DataFrame:
     if frame.columns != empty.columns:
         frame = frame[empty.columns]
     return frame if frame.schema == empty.schema else frame.cast(empty.schema)
+
+
+def _distinct_values(values: pl.Series) -> pl.Series:
+    """In any order. Integers close to each other are marked in an array, in a sixth of the time that hashing takes."""
+    if values.dtype in (pl.Int64, pl.Int32, pl.Int16) and len(values) and not values.null_count():
+        low: Any = values.min()
+        high: Any = values.max()
+        if high - low < CLOSE * len(values):
+            seen = np.zeros(high - low + 1, np.bool_)
+            seen[values.to_numpy().astype(np.int64, copy=False) - low] = True
+            return pl.Series(values.name, np.flatnonzero(seen) + low, values.dtype)
+    return values.unique()
 
 
 def _first_marks(tables: dict[str, Table]) -> dict[str, int]:

@@ -262,7 +262,8 @@ class WindowedStep(PartsOfState):
         columns += [pl.col(name) for name, _ in node.aggregates]
         columns += [event_time, pl.col("event_time").alias(TIME), pl.col("weight").alias(WEIGHT)]
         made = panes.select(columns)
-        fits = all(made.schema[name] == kind for name, kind in self._types.items())
+        schema = made.schema  # polars makes a new one every time
+        fits = all(schema[name] == kind for name, kind in self._types.items())
         return made if fits else made.cast(self._types)
 
     def _late_rows(self, late: pl.DataFrame) -> pl.DataFrame:

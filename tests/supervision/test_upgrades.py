@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -139,3 +140,20 @@ def test_an_upgrade_that_is_refused_changes_nothing(supervisor: Supervisor, tmp_
     assert supervisor.upgrades.listed("a") == []
     assert supervisor.saved.savepoints() == []
     assert seen(supervisor, "a", Observed.RUNNING).runs == 1
+
+
+@pytest.mark.more
+def test_a_savepoint_of_another_flow_is_refused(supervisor: Supervisor, tmp_path: Path) -> None:
+    """The savepoint has a step with state, which the flow of the job does not have; nothing is restored."""
+    job = made_job(supervisor.jobs.parent, "counted")
+    step = {"does": "count", "stage": "0", "place": "0", "since": "0", "from": "read", "way": ""}
+    description = job.description()
+    assert description is not None
+    write_document(job.path / "job.json", asdict(replace(description, steps={"agg": step})))
+    supervisor.savepoint("counted", USER, "early")
+    submit(supervisor, flow_file(tmp_path, "flow", SLEEPS))
+    with pytest.raises(JobChanged, match="'a' does not fit the savepoint 'early' of 'counted': agg") as raised:
+        supervisor.restore("early", USER, into="a")
+    assert "submit the flow of 'counted'" in str(raised.value)
+    assert not (supervisor.jobs / "a" / "job.json").exists()
+    assert supervisor.restore("early", USER, into="another")["job"] == "another"

@@ -224,6 +224,9 @@ class Supervisor:
             return taken
 
     def restore(self, savepoint: str, user: str, into: str | None = None) -> dict[str, Any]:
+        """Restores a savepoint into its own job, or into another one whose flow continues with all of its state."""
+        if into is not None and into != self.saved.all.get(savepoint).job:
+            self.upgrades.refuse_other_flow(savepoint, into)
         with self._lock:
             done = self.saved.restore(savepoint, into)
             self.store.note(user, "restore", done["job"], savepoint)

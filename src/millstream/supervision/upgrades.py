@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millstream import terminal
-from millstream.errors import InvalidInput, JobChanged, JobRunning, MillstreamError
+from millstream.errors import InvalidInput, JobChanged, JobRunning, MillstreamError, NotFound
 from millstream.jobs.job_folder import JobDescription
 from millstream.jobs.measuring.job_progress import progress_written_at, read_progress
 from millstream.jobs.versions.restoring import restore
@@ -310,6 +310,28 @@ class Upgrades:
             self._supervisor.wish_to_run(job.name)
 
     # ------------------------------------------------------------ checks
+
+    def refuse_other_flow(self, savepoint: str, name: str) -> None:
+        """Raises an error if the flow of a submitted job cannot continue with all state of a savepoint."""
+        try:
+            job = self._store.job(name)
+        except NotFound:  # a job of `millstream run`, or one that is submitted later
+            return
+        saved = self._supervisor.saved.all
+        folder = saved.path(savepoint)
+        try:
+            plan = self._supervisor.drivers.compare(job.specification, folder, {}, timeout_s=COMPARE_S_MAX)
+            why = "; ".join(plan["dropped"])
+        except JobChanged as error:
+            why = error.what
+        if why:
+            raise JobChanged(
+                f"the flow of the job '{name}' does not fit the savepoint '{savepoint}' of '{saved.get(savepoint).job}': "
+                f"{why}",
+                where=job.specification.file,
+                next_step=f"submit the flow of '{saved.get(savepoint).job}' as another job, restore the savepoint into "
+                "it, and upgrade it to a changed flow: millstream jobs upgrade",
+            )
 
     def _compared(
         self, job: JobRecord, file: str, mapping: Mapping[str, str]

@@ -151,7 +151,7 @@ def test_a_savepoint_of_another_flow_is_refused(supervisor: Supervisor, tmp_path
     assert description is not None
     write_document(job.path / "job.json", asdict(replace(description, steps={"agg": step})))
     supervisor.savepoint("counted", USER, "early")
-    submit(supervisor, flow_file(tmp_path, "flow", SLEEPS))
+    submit(supervisor, flow_file(tmp_path, "flow"))
     with pytest.raises(JobChanged, match="'a' does not fit the savepoint 'early' of 'counted': agg") as raised:
         supervisor.restore("early", USER, into="a")
     assert "submit the flow of 'counted'" in str(raised.value)

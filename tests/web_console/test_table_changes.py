@@ -162,10 +162,10 @@ def test_a_table_in_a_database_in_the_browser(console: Console, page: Page) -> N
         list_.get_by_role("row", name="blue").first.wait_for(state="detached")
         list_.get_by_role("row", name="red").first.wait_for()
         assert list_.get_by_role("row").count() == 4
+        picture(page, "table-in-database")
         job.write((total("red", 7), -1))
         list_.get_by_role("row", name='\N{MINUS SIGN} red {"team":"red","total":7}').wait_for()
         page.get_by_text("all of them are shown").wait_for()
-        picture(page, "table-in-database")
         assert violations(page) == []
         page.set_viewport_size({"width": 390, "height": 844})
         assert page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -318,19 +318,20 @@ class Upgrades:
         except NotFound:  # a job of `millstream run`, or one that is submitted later
             return
         saved = self._supervisor.saved.all
-        folder = saved.path(savepoint)
+        other = saved.get(savepoint).job
         try:
-            plan = self._supervisor.drivers.compare(job.specification, folder, {}, timeout_s=COMPARE_S_MAX)
+            plan = self._supervisor.drivers.compare(
+                job.specification, saved.path(savepoint), {}, timeout_s=COMPARE_S_MAX
+            )
             why = "; ".join(plan["dropped"])
         except JobChanged as error:
             why = error.what
         if why:
             raise JobChanged(
-                f"the flow of the job '{name}' does not fit the savepoint '{savepoint}' of '{saved.get(savepoint).job}': "
-                f"{why}",
+                f"the flow of the job '{name}' does not fit the savepoint '{savepoint}' of '{other}': {why}",
                 where=job.specification.file,
-                next_step=f"submit the flow of '{saved.get(savepoint).job}' as another job, restore the savepoint into "
-                "it, and upgrade it to a changed flow: millstream jobs upgrade",
+                next_step=f"submit the flow of '{other}' as another job, restore the savepoint into it, and upgrade "
+                "that one: millstream jobs upgrade",
             )
 
     def _compared(

@@ -88,6 +88,15 @@ def test_a_file_that_cannot_be_run(
     assert "Traceback" not in done.err
 
 
+def test_a_parameter_that_the_file_does_not_read_is_refused(ms: Run, log: EmbeddedLog, here: Path) -> None:
+    log.create_topic("scores", schema=SCHEMA)
+    text = "import millstream as ms\nms.param('factor_of_scores', 2)\na = ms.Flow('a')\na.read('scores').write('b')\n"
+    done = ms("run", written(here, text), "--param", "factor_of_score=3")
+    assert (done.code, done.out) == (2, "")
+    assert "reads no parameter 'factor_of_score'" in done.err
+    assert "did you mean 'factor_of_scores'?" in done.err
+
+
 APP = """
 import millstream as ms
 

@@ -26,6 +26,7 @@ PRINTS = """
 import json, os, sys
 import millstream as ms
 token = ms.param("api_token", "")
+ms.param("region")
 database = ms.postgres("host=db password=hunter2-dsn", "totals", key="team")
 def told():
     for each in (token, os.environ["DATABASE_PASSWORD"], database.dsn.reveal()):

@@ -75,7 +75,8 @@ def asked(port: int, method: str, path: str, body: Any = None, **headers: str) -
 
 def test_jobs_are_submitted_and_shown(jobs: Jobs, tmp_path: Path) -> None:
     flow = tmp_path / "flow.py"
-    flow.write_text("import millstream as ms\nflow = ms.Flow('a')\nflow.read('in', schema='n int').write('out')\n")
+    reads = "import millstream as ms\nms.param('limit', 1)\nflow = ms.Flow('a')\n"
+    flow.write_text(f"{reads}flow.read('in', schema='n int').write('out')\n")
     made = jobs.submit(flow, schedule="0 3 * * *", params={"limit": 3})
     assert (made["name"], made["state"], made["owner"]) == ("a", "scheduled", "ann")
     assert [each["name"] for each in jobs.list()] == ["a"]

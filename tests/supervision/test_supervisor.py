@@ -278,7 +278,18 @@ def test_runs_do_not_overlap(supervisor: Supervisor, tmp_path: Path) -> None:
 
 @pytest.mark.more
 def test_secrets_are_not_shown(supervisor: Supervisor, tmp_path: Path) -> None:
-    job = submit(supervisor, file(tmp_path, "a"), params={"api_token": "hunter2", "region": "north"})
+    reads = "import millstream as ms\nms.param('api_token')\nms.param('region')\n"
+    job = submit(supervisor, file(tmp_path, "a", reads), params={"api_token": "hunter2", "region": "north"})
     shown = job.specification.shown()
     assert shown["params"] == {"api_token": "(hidden)", "region": "north"}
     assert "hunter2" not in str(shown)
+
+
+@pytest.mark.more
+def test_a_parameter_that_the_file_does_not_read_is_refused(supervisor: Supervisor, tmp_path: Path) -> None:
+    reads = "import millstream as ms\nms.param('factor', 2)\n"
+    for before, step in ((reads, "did you mean 'factor'"), ("", "read it at the top of the file")):
+        with pytest.raises(InvalidInput, match="reads no parameter 'factr'") as raised:
+            submit(supervisor, file(tmp_path, "a", before), params={"factr": "3"})
+        assert step in str(raised.value)
+    assert supervisor.store.jobs() == []

@@ -89,12 +89,18 @@ def _text(value: object) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)
 
 
-def _check(log_address: str, file: str, flow: str, master: str) -> dict[str, object]:
-    """Loads a file, and returns the name of its flow. The Spark master that it will run on has to be there."""
+def _check(log_address: str, file: str, flow: str, master: str, is_new: str) -> dict[str, object]:
+    """Loads a file, and returns the name of its flow. The Spark master that it will run on has to be there.
+
+    A new job must read all its parameters; an upgraded one may have become independent of some.
+    """
     from millstream.cli.job_commands.run import chosen_flow
+    from millstream.plan.parameters import given_parameters, refuse_unread
     from millstream.spark.session.start import check_reachable
 
     found, settings = chosen_flow(Path(file), flow or None, log_address)
+    if is_new:
+        refuse_unread(given_parameters(), file)
     check_reachable(master or settings.get("master") or os.environ.get("MILLSTREAM_MASTER") or "")
     return {"flow": found.name}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from typing import Any, TypeVar, overload
 
 from millstream.errors import InvalidInput
@@ -12,6 +13,8 @@ from millstream.user_lines import AtUsersLine, what_exists
 VARIABLE = "MILLSTREAM_PARAMS"
 TRUE, FALSE = ("true", "yes", "1"), ("false", "no", "0")
 Value = TypeVar("Value", str, int, float, bool)
+_read: set[str] = set()
+"""The parameters that were asked for in this process."""
 
 
 @overload
@@ -27,6 +30,7 @@ def param(name: str, default: Any = None) -> Any:
 
     The value has the type of the default (str, int, float or bool); without a default, it is a text that must be given.
     """
+    _read.add(name)
     with AtUsersLine():
         given = given_parameters()
         if name not in given:
@@ -40,6 +44,19 @@ def param(name: str, default: Any = None) -> Any:
 def given_parameters() -> dict[str, str]:
     found = json.loads(os.environ.get(VARIABLE) or "{}")
     return {str(name): str(value) for name, value in found.items()}
+
+
+def refuse_unread(names: Iterable[str], where: str) -> None:
+    """Raises an error for a parameter that the file did not ask for when it was loaded."""
+    for name in names:
+        if name not in _read:
+            raise InvalidInput(
+                f"the file reads no parameter '{name}'",
+                where=where,
+                next_step=what_exists(name, sorted(_read), kind="parameters")
+                if _read
+                else f"read it at the top of the file: ms.param('{name}')",
+            )
 
 
 def set_parameters(values: dict[str, str]) -> None:

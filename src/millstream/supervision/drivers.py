@@ -66,10 +66,10 @@ class Drivers:
         self._log_address = log_address
         self._children: list[subprocess.Popen[bytes]] = []
 
-    def check(self, specification: dict[str, Any]) -> str:
+    def check(self, specification: dict[str, Any], *, is_new: bool = False) -> str:
         """Loads a flow file in a process of its own; returns the name of the flow. Its Spark master has to answer."""
         master = option_of(specification.get("options", ()), "--master")
-        return str(self.ask("--check", specification, master or "")["flow"])
+        return str(self.ask("--check", specification, master or "", "new" if is_new else "")["flow"])
 
     def ask(
         self, what: str, specification: Mapping[str, Any], *more: str, timeout_s: float = CHECK_S_MAX

@@ -76,7 +76,7 @@ class Supervisor:
         if named.get("name") is not None:
             check_name(str(named["name"]))
         JobSpecification.checked({**named, "name": named.get("name") or "unnamed"})
-        flow = self.drivers.check(named)
+        flow = self.drivers.check(named, is_new=True)
         named |= {"flow": flow, "name": named.get("name") or flow}
         options = list(named.get("options", []))
         if named["name"] != flow and option_of(options, "--folder") is None:  # its own state, beside other jobs

@@ -18,7 +18,7 @@ from millstream.cli.output import show_done, show_text
 from millstream.cli.passwords import spark_settings
 from millstream.cli.session import Session, command
 from millstream.errors import InvalidInput, MillstreamError, NotFound
-from millstream.plan.parameters import set_parameters
+from millstream.plan.parameters import refuse_unread, set_parameters
 
 if TYPE_CHECKING:
     from millstream.plan.flow import Flow
@@ -102,9 +102,10 @@ def run(
       millstream run flow.py --until "caught up" --master "local[4]"
       millstream run flow.py --master spark://host:7077 --folder /shared/jobs/flow --conf spark.executor.memory=2g
     """
-    if param:
-        set_parameters(parameters(param))
+    given_parameters = parameters(param)
+    set_parameters(given_parameters)
     chosen, settings = chosen_flow(file, flow, session.address)
+    refuse_unread(given_parameters, str(file))
     if explain:
         show_text(chosen.explain(physical=True))
         return

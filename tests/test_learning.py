@@ -78,6 +78,55 @@ def test_the_season_is_that_of_the_formulas() -> None:
     assert (last["expected"], last["spread"], last["z"]) == (6.5, 2.0, -0.25)
 
 
+def regular(season: list[float], seasons: int, odd: float = 0.0) -> list[dict[str, Any]]:
+    """The same values again and again, and a last one that is `odd` more."""
+    values = season * seasons
+    values[-1] += odd
+    return [{"machine": "a", "x": x, "y": None, "at": t(n)} for n, x in enumerate(values)]
+
+
+REGULAR = {
+    "the expected value is an ulp off": (ms.seasonal("x", period=2, threshold=20, warm_up=1), [3.5, 3.0]),
+    "later errors are larger than the first": (ms.seasonal("x", period=7, alpha=0.01), [0.1, 0.2, 0.7] * 2 + [1.1]),
+    "parts are larger than their sum": (ms.seasonal("x", period=4), [1e6, -1e6, 0.1, 0.0]),
+    "a mean is an ulp off": (ms.zscore("x", rows=6, threshold=0.5, warm_up=3), [0.1]),
+    "a mean that follows": (ms.ewma("x", threshold=3, warm_up=3), [0.1]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("on", RUNNERS)
+@pytest.mark.parametrize("case", REGULAR)
+def test_rounding_errors_are_no_anomalies(case: str, on: str) -> None:
+    """Method: a series that repeats exactly, and its last value a billionth off, which is a real deviation."""
+    model, season = REGULAR[case]
+    given = regular(season, 40, odd=1e-9 * max(season))
+    *before, last = learned([Add(given), Watermark(None)], model, on)
+    assert {row["z"] for row in before} == {None, 0.0}
+    assert not any(row["anomaly"] for row in before)
+    assert last["anomaly"]
+    assert last["z"] > 20
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounding_errors_stay_none_whatever_the_numbers(seed: int) -> None:
+    """Method: seasons of random length, size and number of digits, for a thousand rows and two seasons."""
+    draw = random.Random(seed)
+    size, digits, mean = 10 ** draw.uniform(-6, 9), draw.choice([1, 3, 16]), draw.choice([0, 100])
+    season = [size * (mean + round(draw.uniform(-1, 1), digits)) for _ in range(draw.choice([2, 3, 7, 24, 168]))]
+    rates = draw.choice([(0.1, 0.01, 0.2), (0.01, 0.01, 0.01), (0.5, 0.5, 0.5), (1, 0, 1)])
+    model = ms.seasonal("x", period=len(season), **dict(zip(("alpha", "beta", "gamma"), rates, strict=True)))
+    held: Any = None
+    for n in range(1000 + 2 * len(season)):
+        held, made = model.learn(held, [season[n % len(season)]])
+        assert made["z"] in (None, 0.0)
+
+
+def test_a_series_of_the_largest_numbers_is_scored() -> None:
+    """The sum of their squares is more than a float holds."""
+    found = learned([Add(regular([1.7e308], 20, odd=-1e300)), Watermark(None)], ms.ewma("x"))
+    assert [row["z"] for row in found[10:]] == [0.0] * 9 + [float("-inf")]
+
+
 @pytest.mark.parametrize(
     "model",
     [

@@ -1,4 +1,4 @@
-"""The root command: registers all commands and the options they share."""
+"""The root command, and the options that all commands share."""
 
 from __future__ import annotations
 
@@ -6,18 +6,15 @@ from typing import Annotated
 
 import typer
 
-from millstream.cli.bridge_commands import bridge, capture, follow, listen
-from millstream.cli.failures import EXIT_CODES, Root
-from millstream.cli.job_commands import accounts, alerts, bench, init, jobs, metrics, pack, run, table, up
+from millstream.cli.commands import Millstream
+from millstream.cli.failures import EXIT_CODES
 from millstream.cli.session import AsJson, LogAddress, Session
-from millstream.cli.topic_commands import consume, groups, produce, queues, switch, tail, topics
-from millstream.cli.why_commands import dead_letters, provenance, trace, why
 
 EPILOG = "\b\nExit codes:\n" + "\n".join(f"  {code:>3}  {meaning}" for code, meaning in EXIT_CODES.items())
 
 # Plain help: it reads the same on a terminal and in a pipe, and renders instantly.
 app = typer.Typer(
-    cls=Root,
+    cls=Millstream,
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -56,10 +53,3 @@ def millstream(
       millstream run flow.py
     """
     ctx.obj = Session(address=log, json=as_json)
-
-
-for module in (
-    *(init, run, up, jobs, accounts, metrics, why, trace, provenance, dead_letters, alerts, table),
-    *(topics, produce, consume, tail, groups, queues, switch, listen, bridge, capture, follow, pack, bench),
-):
-    module.register(app)

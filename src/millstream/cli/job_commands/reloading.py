@@ -16,7 +16,6 @@ from types import CodeType, FunctionType
 from typing import TYPE_CHECKING, Any
 
 from millstream.errors import InvalidInput, MillstreamError
-from millstream.log.storage.disk import read_document, write_document
 from millstream.secrets import concealed
 
 if TYPE_CHECKING:
@@ -52,6 +51,7 @@ def reloadable(flow: Flow, file: Path, broker: str | None) -> Iterator[None]:
 
 
 def _watch(run: Path, ends: threading.Event, reload: partial[dict[str, Any]]) -> None:
+    from millstream.log.storage.disk import read_document, write_document
     from millstream.supervision.drivers import RELOAD, RELOADED
 
     answered = None

@@ -64,3 +64,17 @@ def test_a_misspelled_command_is_suggested() -> None:
     done = CliRunner().invoke(app, ["dead-leters"])
     assert done.exit_code == 2
     assert "Did you mean 'dead-letters'?" in done.output
+
+
+def test_the_engine_of_a_job_imports_neither_kafka_nor_other_modes() -> None:
+    """Goal: `millstream run` of one flow on the embedded log reaches its first pane without what only others need."""
+    program = "import sys, millstream.jobs.flow_methods as _; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    others = {
+        "millstream.jobs.apps.job",
+        "millstream.jobs.previews.previewing",
+        "millstream.jobs.real_time",
+        "millstream.log.kafka.log",
+        "millstream.spark.real_time.java_client",
+    }
+    assert not others & {*done.stdout.split()}

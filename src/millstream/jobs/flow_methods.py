@@ -20,7 +20,6 @@ from pyspark.sql import DataFrame
 from millstream.connectors.weights import weighted, with_weights
 from millstream.errors import InvalidInput
 from millstream.jobs.job import Job
-from millstream.jobs.previews.previewing import previewed
 from millstream.jobs.results.broker_address import address_of
 from millstream.jobs.running import run_job, start_job
 from millstream.jobs.shown.display import display_of, watch, watched
@@ -115,6 +114,8 @@ def dataframe(
 
 
 def preview(stream: Stream, **given: Any) -> pl.DataFrame:
+    from millstream.jobs.previews.previewing import previewed  # a job needs no local runner
+
     return previewed(stream, **given)
 
 

@@ -10,8 +10,7 @@ from contextlib import contextmanager, suppress
 from py4j.protocol import Py4JError  # type: ignore[import-untyped]
 
 from millstream.errors import MillstreamError, SparkFailed
-from millstream.jobs import micro_batches, real_time
-from millstream.jobs.apps import job as app_job
+from millstream.jobs import micro_batches
 from millstream.jobs.job import POLL_S, Job
 from millstream.jobs.shown.display import Display
 from millstream.jobs.starting_spark import spark_log
@@ -26,8 +25,12 @@ def start_job(flow: Flow, settings: Settings, display: Display, stop: StopReques
     stop = stop or StopRequest(handles_signals=False)
     settings = settings.checked()
     if isinstance(flow, App):
+        from millstream.jobs.apps import job as app_job  # most jobs are of one flow
+
         return app_job.start(flow, settings, display, stop)
     if settings.mode == REAL_TIME:
+        from millstream.jobs import real_time
+
         return real_time.start(flow, settings, display, stop)
     return micro_batches.start(flow, settings, display, stop)
 

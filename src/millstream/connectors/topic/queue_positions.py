@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from millstream.connectors.connector import Reading
 from millstream.connectors.source import Offsets, Source
@@ -17,8 +18,10 @@ from millstream.connectors.topic.queue_source import Limits
 from millstream.errors import UnknownTopic
 from millstream.log import EmbeddedLog, TopicPartition, open_embedded
 from millstream.log.kafka.address import KafkaAddress
-from millstream.log.kafka.log import KafkaLog
 from millstream.records import Schema
+
+if TYPE_CHECKING:
+    from millstream.log.kafka.log import KafkaLog
 
 BEGINNING = "queue."
 
@@ -55,9 +58,7 @@ class QueuePositions:
 
     def __init__(self, broker: str | KafkaAddress | None) -> None:
         self._broker = broker
-        self._log: EmbeddedLog | KafkaLog = (
-            KafkaLog(broker) if isinstance(broker, KafkaAddress) else open_embedded(broker)
-        )
+        self._log = _opened(broker)
         self._sources: dict[str, Source] = {}
         self._stored: dict[str, Mapping[TopicPartition, int]] = {}
 
@@ -89,6 +90,14 @@ class QueuePositions:
         if topic not in self._sources:
             self._sources[topic] = Topic(topic).open_source(Reading(schema, topic, Path(), self._broker))
         return self._sources[topic]
+
+
+def _opened(broker: str | KafkaAddress | None) -> EmbeddedLog | KafkaLog:
+    if not isinstance(broker, KafkaAddress):
+        return open_embedded(broker)
+    from millstream.log.kafka.log import KafkaLog  # a job on the embedded log needs no Kafka client
+
+    return KafkaLog(broker)
 
 
 def _between(offsets: Offsets, earliest: Offsets, latest: Offsets) -> int:

@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 
 import millstream as ms
 from millstream.connectors.opening import open_source
-from millstream.connectors.source import Offsets, Source
+from millstream.connectors.source import Offsets, Slab, Slice, Source
 from millstream.connectors.topic import priority_source, taken
-from millstream.errors import DamagedState, InvalidExpression, InvalidInput, InvalidPlan, OffsetLost
+from millstream.errors import DamagedState, InvalidExpression, InvalidInput, InvalidPlan, OffsetLost, SourceUnavailable
 from millstream.log import EmbeddedLog
 from millstream.records import Schema
 from properties import examples
@@ -179,6 +179,29 @@ def test_only_the_newest_order_is_kept(log: EmbeddedLog, monkeypatch: pytest.Mon
     with pytest.raises(DamagedState, match="is not listed any more"):
         source.slices(start, end, 1)
     source.close()
+
+
+def test_a_broker_that_is_away_for_a_moment(log: EmbeddedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new process reads the priorities of what is left before and behind what was taken."""
+    put(log, (1, 1), (2, 9), (3, 3))
+    source = opened(log)
+    assert batch(source, source.earliest(), limit_rows=1)[0] == [2]
+    source.close()
+    again = opened(log)
+    whole = again._opened()  # type: ignore[attr-defined]
+    read, calls = whole.read, []
+
+    def away(slice: Slice) -> Iterator[Slab]:
+        calls.append(slice)
+        if len(calls) == 2:
+            raise SourceUnavailable("away")
+        return read(slice)  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(whole, "read", away)
+    with pytest.raises(SourceUnavailable):
+        again.limited({"0": 1, "1": 0}, None)
+    assert batch(again, {"0": 1, "1": 0})[0] == [3, 1]
+    again.close()
 
 
 def test_records_that_expired_while_they_waited_are_an_error(log: EmbeddedLog) -> None:

@@ -106,6 +106,7 @@ class PrioritySource(WrappedSource):
                         "to go on with what is left, start over: millstream run flow.py --start-over",
                     )
                 self._see_range(whole, name, start, after)
+                self._seen[name] = after  # if the broker is away for the next range, only that is read again
             self._seen[name] = max(begin, end)
 
     def _see_range(self, whole: Source, name: str, start: int, after: int) -> None:

@@ -48,6 +48,7 @@ from millstream.jobs.shown.notices import Notices
 from millstream.jobs.shown.notices import logger as job_logger
 from millstream.jobs.starting_spark import session_of, spark_log
 from millstream.jobs.stop_request import StopRequest
+from millstream.jobs.versions.kept_queues import check_queues
 from millstream.jobs.versions.kept_steps import notice_of, resting_slots, slots_of
 from millstream.jobs.versions.plan_document import write_plan
 from millstream.jobs.versions.swapping import complete_swap
@@ -222,6 +223,7 @@ def start(
         if is_new:
             restart(outputs, folder, log, settings, display)
         check_kept(folder, PhysicalPlan(tuple(outputs), 1), identities)
+        check_queues(folder, PhysicalPlan(tuple(outputs), 1), log)
         display.phase("checking the outputs")
         claims = opening.enter_context(OutputClaims(name, folder, outputs, log))
         claims.check(newest_batches(folder))

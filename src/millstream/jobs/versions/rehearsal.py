@@ -21,6 +21,8 @@ import pyarrow as pa
 
 from millstream.connectors.memory import Memory
 from millstream.connectors.source import Offsets
+from millstream.connectors.topic.queue_endpoint import LimitedTopic
+from millstream.connectors.topic.queue_source import Limits
 from millstream.errors import InvalidInput
 from millstream.jobs.job_folder import JobFolder, runs_of
 from millstream.jobs.results.result_topics import keys_of
@@ -30,8 +32,9 @@ from millstream.jobs.versions.savepoints import Savepoint, Savepoints
 from millstream.jobs.versions.upgrading import compared, upgraded
 from millstream.log.storage.disk import write_document
 from millstream.plan.flow import Flow
-from millstream.plan.nodes import Write
+from millstream.plan.nodes import Node, Read, Write
 from millstream.plan.rewiring import rewired
+from millstream.plan.walking import in_order
 from millstream.spark.query.batch_offsets import HALTED, REDO
 from millstream.spark.query.opened_sources import opened
 from millstream.spark.query.physical_plan import PhysicalPlan
@@ -92,6 +95,22 @@ def _check_without_queues(flow: Flow) -> None:
             "not even into it",
             next_step="play the steps with millstream.testing, or upgrade without a rehearsal after a savepoint",
         )
+    for node in in_order(flow.check()):
+        if isinstance(node, Read) and isinstance(node.source, LimitedTopic) and node.source.limits.priority is not None:
+            raise InvalidInput(
+                f"the source '{node.name}' is read by priority, and a rehearsal reads all of what came in one batch",
+                where=node.user_line,
+                next_step="play the steps with millstream.testing, or upgrade without a rehearsal after a savepoint",
+            )
+
+
+def _beside_the_job(node: Node, sinks: Mapping[str, Memory]) -> Node:
+    """Writes into memory, and is no reader for whom the writers of a queue would wait."""
+    if isinstance(node, Write):
+        return replace(node, sink=sinks[node.name])
+    if isinstance(node, Read) and isinstance(node.source, LimitedTopic):
+        return replace(node, source=replace(node.source, limits=Limits()))
+    return node
 
 
 def _chosen(savepoints: Savepoints, job: str, since: datetime) -> Savepoint:
@@ -139,9 +158,7 @@ def _results(
     ]
     write_document(folder.path / REDO, {"batches": batches})
     kept = {output.name: Memory(f"{folder.path} {output.name}") for output in flow.check()}
-    flow.outputs[:] = rewired(
-        flow.outputs, lambda node: replace(node, sink=kept[node.name]) if isinstance(node, Write) else node
-    )
+    flow.outputs[:] = rewired(flow.outputs, lambda node: _beside_the_job(node, kept))
 
     def skip(batch: int, _: Mapping[str, pa.Table]) -> None:
         if batch <= savepoint.batch + 1:

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from millstream.connectors.topic import dropped, taken
+from millstream.connectors.topic.taken import TakenRecords
 from millstream.errors import AlreadyExists, DamagedState, InvalidInput
 from millstream.jobs.apps.owed_batches import OWED
 from millstream.jobs.checkpoint_reader import Checkpoint
@@ -72,6 +74,7 @@ def restore(
     description = savepoints.description(name)
     own = job.description()
     entries: list[dict[str, Any]] = []
+    read_since: list[Path] = []
     if job.newest_offsets() is None or own is None:  # a job without progress
         description = replace(description, identity=uuid.uuid4().hex, shift=0, written={})
     elif own.identity != description.identity:
@@ -85,12 +88,14 @@ def restore(
         reached = _reached(job, checkpoint_of(job), own)
         shift, entries = _caught_up(savepoint, description.shift, reached, copy)
         description = replace(description, shift=shift)
+        read_since = _orders_of_queues(job, savepoint)
 
     def fill(draft: Path) -> None:
         source = savepoints.path(name)
         for part in ("checkpoint", SOURCES, FRAMES):
             if (source / part).is_dir():
                 copied_tree(all_files(source / part), source, draft)
+        copied_tree(read_since, job.path, draft)
         write_document(draft / REDO, {"batches": entries})
         write_document(draft / DESCRIPTION, asdict(description))
 
@@ -98,6 +103,25 @@ def restore(
     swap(job, fill, removed=(REACHED, REWINDS, OWED))
     records = records_between(savepoint.sources, entries[-1]["end"]["sources"]) if entries else 0
     return Restored(savepoint, job.job, len(entries), records)
+
+
+def _orders_of_queues(job: JobFolder, savepoint: Savepoint) -> list[Path]:
+    """What the batches since the savepoint read of queues: a job only adds to it, so it fits the savepoint as well."""
+    found = []
+    for name, begun in savepoint.sources.items():
+        folder = job.path / SOURCES / name
+        if (folder / taken.FILE).exists():
+            order = TakenRecords(folder)
+            if any(position < order.begin_of(partition) for partition, position in begun.items()):
+                raise InvalidInput(
+                    f"the order in which '{name}' was read since the savepoint '{savepoint.name}' is not listed any "
+                    "more",
+                    where=str(folder / taken.FILE),
+                    next_step=f"restore it into a new job: millstream jobs restore {savepoint.name} --into NAME; "
+                    "or use a newer savepoint",
+                )
+        found += [folder / file for file in (taken.FILE, dropped.FILE) if (folder / file).exists()]
+    return found
 
 
 def _reached(job: JobFolder, checkpoint: Checkpoint, own: JobDescription) -> _Reached:

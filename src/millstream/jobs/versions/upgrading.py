@@ -9,6 +9,7 @@ from typing import Any
 from millstream.errors import InvalidInput, JobChanged
 from millstream.jobs.job_folder import DESCRIPTION, JobDescription, JobFolder
 from millstream.jobs.versions.evolution import Unfit, changes_of
+from millstream.jobs.versions.kept_queues import check_order, gone_queues
 from millstream.jobs.versions.kept_steps import (
     DOES,
     FROM,
@@ -140,6 +141,10 @@ class _Comparison:
         )
         gone = {name: each for name, each in self._steps.items() if name not in self._before.values()}
         changes += [StepChange(name, self._old_names[name], DROPPED, each[DOES]) for name, each in gone.items()]
+        check_order(self._folder, self._physical_plan)
+        queues = gone_queues(self._kept, self._physical_plan)
+        changes += [StepChange(name, name, DROPPED, f"what waits in the queue {queues[name]}") for name in queues]
+        written = {name: topic for name, topic in self._kept.written.items() if topic not in queues.values()}
         outputs = {each.name for each in self._physical_plan.outputs if isinstance(each, Write)}
         known = self._folder.known_outputs()
         evolved = {each.step for each in changes if each.change == EVOLVES}
@@ -148,7 +153,9 @@ class _Comparison:
         steps = with_slots(
             described(self._physical_plan, {}), {**self._steps}, self._before, self._progress.complete + 1, dropped
         )
-        description = replace(self._kept, steps=steps, dropped=dropped, stages=stages, evolved=sorted(evolved))
+        description = replace(
+            self._kept, steps=steps, dropped=dropped, stages=stages, evolved=sorted(evolved), written=written
+        )
         return UpgradePlan(tuple(changes), description, tuple(sorted(outputs - known)), tuple(sorted(known - outputs)))
 
     def _change(self, node: Node, now: StepDescription) -> StepChange:

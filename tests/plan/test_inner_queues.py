@@ -43,7 +43,7 @@ def test_a_run_beside_the_job_passes_rows_through() -> None:
     assert not [each for each in app.check_at_once() if each.name.endswith(".in")]
 
 
-@pytest.mark.parametrize("on", ["reference", "local"])
+@pytest.mark.parametrize("on", ["reference", "local", pytest.param("spark", marks=pytest.mark.more)])
 def test_rows_pass_in_a_test(on: str) -> None:
     def build(rows: Any) -> Any:
         queued = rows.queue("slow", at_most=1, priority="n", when_full="wait")

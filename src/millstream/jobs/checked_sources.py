@@ -39,7 +39,7 @@ def check_sources(outputs: tuple[Write, ...], broker: str, folder: JobFolder) ->
         source = open_source(node.source, node.schema, broker=broker, folder=own, name=node.name, on_lost=node.on_lost)
         with connector_errors(node.source, node.name):
             ends = source.latest()
-        if source.decodes and node not in listened:
+        if source.decodes and node not in listened and not node.source.is_inner:
             warn_of_bad_records(folder.job, node)
         if source.identity is not None:
             of_topics = Counter(name.rpartition("/")[0] for name in ends)

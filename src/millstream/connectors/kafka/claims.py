@@ -39,7 +39,9 @@ CREATED = "created"
 class KafkaKeeper:
     keeps_claims = True
 
-    def __init__(self, address: KafkaAddress, topic: str, claim: Claim) -> None:
+    def __init__(self, address: KafkaAddress, topic: str, claim: Claim, *, is_inner: bool = False) -> None:
+        """`is_inner`: the topic is a queue inside the flow, so whatever is in it passes the job."""
+        self._is_inner = is_inner
         self._address = address
         self._opened: KafkaLog | None = None
         self._topic = topic
@@ -107,7 +109,7 @@ class KafkaKeeper:
                     claims[key] = document
             for key, document in claims.items():
                 if key == self._key:
-                    created = document.get(CREATED) is True
+                    created = document.get(CREATED) is True or self._is_inner
                 elif claim := Claim.read(document):
                     others.add(claim.job)
         by_hand = f"delete it if they are not needed (millstream topics delete {self._topic}), and start over again"

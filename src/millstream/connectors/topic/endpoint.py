@@ -125,7 +125,8 @@ class Topic(OneTopic):
             return TopicKeeper(broker, self.topic, claim)
         from millstream.connectors.kafka.claims import KafkaKeeper
 
-        return KafkaKeeper(KafkaAddress.of(cast("KafkaLog", broker).address), self.topic, claim)
+        address = KafkaAddress.of(cast("KafkaLog", broker).address)
+        return KafkaKeeper(address, self.topic, claim, is_inner=self.is_inner)
 
     def remembered(self, output: Write, log: Path | str) -> Remembered | None:
         return remembered_topic(self.topic, output, log)

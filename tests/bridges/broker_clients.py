@@ -26,6 +26,7 @@ from millstream.secrets import Secret
 
 PATIENCE_S = 300
 QUIET_S = 0.5
+LARGE_BYTES_MAX = 64 << 20
 
 
 class Sent(NamedTuple):
@@ -89,7 +90,7 @@ def _outgoing(to: str, message: Sent) -> Outgoing:
 def taken(server: ArtemisServer, queue: str, selector: str | None = None) -> list[Arrival]:
     """What a queue has; it has them no more."""
     found: list[Arrival] = []
-    source = Amqp1Source(AMQP1.broker(server.port), queue, selector)
+    source = Amqp1Source(AMQP1.broker(server.port), queue, selector, bytes_max=LARGE_BYTES_MAX)
     with closing(_Link(source, "taken")) as link:
         last = time.monotonic()
         while time.monotonic() - last < QUIET_S:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from millstream.bridges.amqp1 import wire as amqp1_wire
-from millstream.bridges.amqp1.message import Amqp1Message, decoded
+from millstream.bridges.amqp1.message import VALUE, Amqp1Message, decoded
 from millstream.bridges.amqp1.types import BrokenValue, Described, Reader, Symbol, UByte, UInt, ULong, UShort, encoded
 from millstream.bridges.stomp import wire as stomp_wire
 from properties import examples
@@ -85,6 +85,14 @@ def test_a_message_that_is_cut_keeps_the_beginning_of_its_body(body: bytes, kept
     [transfer] = [each for part in parts for each in decoder.feed(part)]
     assert (transfer.code, transfer.field(1), transfer.field(5, False)) == (amqp1_wire.TRANSFER, 2, False)
     assert transfer.payload == whole
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 3000])
+def test_a_text_that_is_cut_keeps_its_beginning(size: int) -> None:
+    """As programs with JMS send it."""
+    whole = encoded(Described(ULong(VALUE), "x" * size))
+    assert decoded(whole[:-1], is_cut=True).body == b"x" * (size - 1)
+    assert decoded(whole[:2], is_cut=True).body == b""
 
 
 @given(

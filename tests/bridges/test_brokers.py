@@ -25,7 +25,7 @@ from millstream.log import EmbeddedLog
 from millstream.records import Schema
 from waiting import until
 
-from .broker_clients import PROTOCOLS, Protocol, Sent, send, taken
+from .broker_clients import PROTOCOLS, STOMP, Protocol, Sent, send, taken
 from .support import in_thread, records
 from .test_webhook import certified
 
@@ -149,6 +149,19 @@ def test_a_broker_that_rejects_the_user_or_the_selector(
             protocol.bridge(protocol.broker(artemis.port), landing, "orders", at, selector="n = '").run()
 
 
+@pytest.mark.more
+@EACH
+def test_a_text_that_is_too_large_is_a_dead_letter(
+    orders: EmbeddedLog, artemis: ArtemisServer, queue: str, tmp_path: Path, protocol: Protocol
+) -> None:
+    """Not a record with a part of it, or with nothing."""
+    assert write(STOMP, artemis, queue, tmp_path, ["x" * (2 << 20), "small"]) == []
+    with bridging(orders, artemis, protocol, protocol.queue.format(queue)) as landing:
+        until(lambda: landing.counts.total == 2, "both are received")
+        assert (landing.counts.stored, landing.counts.dead) == (1, 1)
+        assert stored(orders, 1) == ['{"name":"small","n":1}']
+
+
 # ---------------------------------------------------------------- out
 
 
@@ -187,6 +200,16 @@ def test_rows_are_messages_in_order_and_can_be_selected(
     found = taken(artemis, queue)
     assert [each.value.decode() for each in found] == names[:7] + names[8:]
     assert len({dict(each.headers)["millstream-id"] for each in found}) == 2499
+
+
+@pytest.mark.more
+@EACH
+def test_rows_larger_than_a_frame_stand_between_others(
+    artemis: ArtemisServer, queue: str, tmp_path: Path, protocol: Protocol
+) -> None:
+    names = ["a", "x" * 300_000, "b", "y" * 2_000_000, "c"]
+    assert write(protocol, artemis, queue, tmp_path, names, payload="name") == []
+    assert [each.value.decode() for each in taken(artemis, queue)] == names
 
 
 @pytest.mark.more

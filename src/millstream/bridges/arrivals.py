@@ -34,9 +34,9 @@ class Arrival:
     def size_bytes(self) -> int:
         return len(self.value) + ARRIVAL_BYTES
 
-    def cut_to(self, bytes_max: int) -> Arrival:
-        """Itself; if it is longer, only its beginning is kept, as a dead letter."""
-        if len(self.value) > bytes_max:
+    def cut_to(self, bytes_max: int, *, is_cut: bool = False) -> Arrival:
+        """Itself; if it is longer, or was cut before, only its beginning is kept, as a dead letter."""
+        if is_cut or len(self.value) > bytes_max:
             self.fault = f"the message is longer than {bytes_max:,} bytes, and was cut"
             self.value = self.value[:bytes_max]
         return self

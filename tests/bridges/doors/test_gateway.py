@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import time
 from collections.abc import Sequence
 from http.client import HTTPException
 from typing import Any, ClassVar
@@ -16,12 +17,13 @@ import millstream as ms
 from millstream.bridges.flight_server import FlightServer
 from millstream.bridges.http.connection import BridgeConnection
 from millstream.bridges.http.gateway import BODY_BYTES_MAX, gateway
-from millstream.errors import InvalidInput
+from millstream.errors import InvalidInput, SourceUnavailable
 from millstream.log import EmbeddedLog
+from millstream.log.flight.log import FlightLog
 from millstream.serving.access import Access, ListenAddress
 from millstream.serving.http import listening, server
 from millstream.testing.connectors import BridgeSuite, BridgeUnderTest, Message
-from waiting import until
+from waiting import LOOK_S, PATIENCE_S, until
 
 from ..support import request
 from .ports import free_port
@@ -132,13 +134,25 @@ class FlightUnderTest(ServedUnderTest):
         return functools.partial(run_flight, port=self.server_port)
 
     def send(self, messages: Sequence[Message], port: int) -> None:
-        with ms.connect(f"flight://127.0.0.1:{port}") as remote, remote.producer(acks="all") as producer:
+        with self._connected(port) as remote:
             for message in messages:
-                receipt = producer.send("messages", json.loads(message.body))
                 try:
-                    assert receipt.offset >= 0
+                    with remote.producer(acks="all") as producer:
+                        assert producer.send("messages", json.loads(message.body)).offset >= 0
                 except InvalidInput:
-                    assert message.id == "bad" or len(message.body) > self.large_bytes
+                    assert message.id == "bad" or len(message.body) >= self.large_bytes
+
+    def _connected(self, port: int) -> FlightLog:
+        """Also to a server that is away at the moment: only a producer waits for it by itself."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                found = ms.connect(f"flight://127.0.0.1:{port}")
+                assert isinstance(found, FlightLog)
+                return found
+            except SourceUnavailable:
+                assert time.monotonic() < deadline
+                time.sleep(LOOK_S)
 
 
 class TestFlight(BridgeSuite):

@@ -399,18 +399,12 @@ class BrokerSinkUnderTest(OnArtemis, SinkUnderTest):
 
 
 class TestAmqp1Sink(SinkSuite):
-    test_a_row_that_is_too_large = None  # type: ignore[assignment]
-    """Not held yet: what becomes of such a row with Artemis is open."""
-
     @pytest.fixture
     def sink(self, artemis: ArtemisServer, tmp_path: Path) -> BrokerSinkUnderTest:
         return BrokerSinkUnderTest(artemis, AMQP1, tmp_path.name)
 
 
 class TestStompSink(SinkSuite):
-    test_a_row_that_is_too_large = None  # type: ignore[assignment]
-    """Not held yet: what becomes of such a row with Artemis is open."""
-
     @pytest.fixture
     def sink(self, artemis: ArtemisServer, tmp_path: Path) -> BrokerSinkUnderTest:
         return BrokerSinkUnderTest(artemis, STOMP, tmp_path.name)

@@ -121,7 +121,7 @@ class _Link:
             made = Arrival(self._topic, bytes(message.data), origin=origin, fault=fault)
         else:
             made = self._made(given, origin)
-        return made.cut_to(self._source.bytes_max)
+        return made.cut_to(self._source.bytes_max, is_cut=message.is_cut)
 
     def _made(self, given: Amqp1Message, origin: str) -> Arrival:
         headers = [("amqp-address", self._source.destination.encode())]

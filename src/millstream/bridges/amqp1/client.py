@@ -79,7 +79,9 @@ class Amqp1Connection:
         self.frame_bytes_max = FRAME_BYTES_MIN
         """What the broker accepts."""
         self.next_outgoing = 0
-        """The number of the next transfer of the session."""
+        """The number of the next transfer of the session: a frame, of which a large message takes several."""
+        self.next_delivery = 0
+        """The number of the next message of the session."""
         self._next_incoming = 0
         self._window_end = 0
         """The number of the first transfer that the broker does not accept yet."""
@@ -149,7 +151,8 @@ class Amqp1Connection:
 
     def transfer(self, handle: int, tag: bytes, message: bytes, state: Any = None) -> int:
         """The number of a delivery that was sent, in as many frames as it takes."""
-        delivery, part_bytes = self.next_outgoing, self.frame_bytes_max - 256  # for the fields of a frame
+        delivery, part_bytes = self.next_delivery, self.frame_bytes_max - 256  # for the fields of a frame
+        self.next_delivery += 1
         for start in range(0, len(message), part_bytes):
             self.wait(lambda: self.next_outgoing < self._window_end)
             has_more = start + part_bytes < len(message)

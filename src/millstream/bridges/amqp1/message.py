@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,8 +12,8 @@ from millstream.bridges.amqp1.types import BrokenValue, Described, Reader, Symbo
 
 HEADER, PROPERTIES, APPLICATION_PROPERTIES = 0x70, 0x73, 0x74
 DATA, SEQUENCE, VALUE = 0x75, 0x76, 0x77
-DATA_HEADS = {0xA0: 1, 0xB0: 4}
-"""How many bytes have the length of a body, by the code of its type."""
+BODY_HEADS = {0xA0: 1, 0xB0: 4, 0xA1: 1, 0xB1: 4}
+"""How many bytes have the length of a body of bytes or of text, by the code of its type."""
 NAMES = (
     "message-id",
     "user-id",
@@ -81,11 +80,12 @@ def decoded(data: bytes | bytearray, *, is_cut: bool = False) -> Amqp1Message:
 
 
 def _body_at(data: bytes | bytearray, at: int) -> bytes | None:
-    """What is there of a body of bytes that begins here."""
-    head = bytes(data[at : at + 3])
-    if head == struct.pack(">BBB", 0, 0x53, DATA) and (width := DATA_HEADS.get(data[at + 3])):
-        return bytes(data[at + 4 + width :])
-    return None
+    """What is there of a body of bytes or of text that begins here."""
+    head = bytes(data[at : at + 4])
+    if len(head) < 4 or head[:2] != b"\x00\x53" or head[2] not in (DATA, VALUE):
+        return None
+    width = BODY_HEADS.get(head[3])
+    return None if width is None else bytes(data[at + 4 + width :])
 
 
 def _as_bytes(value: Any) -> bytes:

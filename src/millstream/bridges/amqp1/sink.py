@@ -110,7 +110,7 @@ class Sender:
     def _transfer(self, address: str | None, message: bytes, state: Described | None) -> int:
         link = self._link(address)
         self._connection.wait(lambda: link.sent < link.sent_max)
-        tag = str(self._connection.next_outgoing).encode()
+        tag = str(self._connection.next_delivery).encode()
         link.sent += 1
         return self._connection.transfer(link.attached.ours, tag, message, state)
 

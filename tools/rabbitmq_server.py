@@ -26,6 +26,7 @@ log.file.level = warning
 log.console = false
 vm_memory_high_watermark.absolute = 512MB
 disk_free_limit.absolute = 10MB
+max_message_size = 4194304
 listeners.tcp.1 = 127.0.0.1:{port}
 """
 GREETING = b"AMQP\x00\x00\x09\x01"

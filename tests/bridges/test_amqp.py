@@ -221,6 +221,16 @@ def test_a_row_that_no_queue_gets_is_rejected(rabbit: RabbitMq, queue: str, tmp_
 
 
 @pytest.mark.more
+def test_rows_that_are_too_large_for_the_broker_are_rejected(rabbit: RabbitMq, queue: str, tmp_path: Path) -> None:
+    with channel_of(rabbit) as channel:
+        channel.queue_declare(queue, durable=True)
+    large, refused = "x" * (5 << 20), list[str]()
+    write(ms.amqp(rabbit.address, queue, payload="name"), tmp_path, ["a", large, "b", large, "c"], refused)
+    assert refused == ["the broker takes messages of up to 4,194,304 bytes"] * 2
+    assert {body.decode() for _, body in taken(rabbit, queue)} == {"a", "b", "c"}
+
+
+@pytest.mark.more
 def test_an_exchange_that_does_not_exist(rabbit: RabbitMq, queue: str, tmp_path: Path) -> None:
     with pytest.raises(SinkFailed, match="NOT_FOUND"):
         write(ms.amqp(rabbit.address, "rows", exchange=f"no-{queue}"), tmp_path, ["a"])

@@ -270,6 +270,18 @@ def test_a_row_that_cannot_name_a_queue_is_rejected(
 
 @pytest.mark.more
 @EACH
+@pytest.mark.parametrize("size", [600_000, 3_000_000])
+def test_a_row_with_properties_that_are_too_long_is_rejected(
+    artemis: ArtemisServer, queue: str, tmp_path: Path, protocol: Protocol, size: int
+) -> None:
+    names = ["a", "x" * size, "b"]
+    [reason] = write(protocol, artemis, queue, tmp_path, names, payload="name", properties=["name"])
+    assert "longer than 200,000" in reason or "bigger than" in reason
+    assert [each.value for each in taken(artemis, queue)] == [b"a", b"b"]
+
+
+@pytest.mark.more
+@EACH
 def test_over_tls(artemis: ArtemisServer, queue: str, protocol: Protocol) -> None:
     address, to = f"{protocol.scheme}s://{USER}@127.0.0.1:{artemis.tls_port}", protocol.queue.format(queue)
     message = Outgoing(0, queue, to, b"secret")

@@ -354,6 +354,8 @@ class TestMqttSink(SinkSuite):
 
 
 class AmqpSinkUnderTest(SinkUnderTest):
+    large_bytes: ClassVar[int] = 5 << 20  # the broker takes 4 MiB
+
     def __init__(self, broker: RabbitMq, queue: str) -> None:
         self._broker = broker
         self._queue = queue

@@ -5,6 +5,7 @@ At least once: a message that is repeated has the same id. A message that no que
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ ANSWER_SECONDS = 30.0
 CLOSE_SECONDS = 2.0
 KEY_BYTES_MAX = 255
 PERSISTENT = 2
+TOO_LARGE = re.compile(r"message size \d+ (?:is )?larger than (?:configured )?max size (\d+)")
+"""As RabbitMQ says it."""
 NO_QUEUE = "no queue is bound to its routing key"
 
 
@@ -86,18 +89,34 @@ class AmqpSink(AnsweredSink):
         self._publisher: Publisher | None = None
 
     def _send(self, messages: Sequence[Outgoing], answers: Answers) -> None:
-        try:
-            if self._publisher is None:
-                self._publisher = Publisher(self._endpoint)
-            self._publisher.publish(messages, answers)
-        except MillstreamError:
-            self.close()
-            raise
+        waiting = messages
+        while waiting:
+            try:
+                if self._publisher is None:
+                    self._publisher = Publisher(self._endpoint)
+                self._publisher.publish(waiting, answers)
+            except MessageTooLarge as error:
+                self.close()
+                large = [each.id for each in waiting if len(each.payload) > error.bytes_max]
+                if not large:
+                    raise
+                reason = f"the broker takes messages of up to {error.bytes_max:,} bytes"
+                answers.update(dict.fromkeys(large, reason))
+            except MillstreamError:
+                self.close()
+                raise
+            waiting = [each for each in waiting if each.id not in answers]
 
     def close(self) -> None:
         if self._publisher is not None:
             self._publisher.close()
             self._publisher = None
+
+
+class MessageTooLarge(SinkFailed):
+    """The broker has closed the channel because of one message, which may be any that is larger than this."""
+
+    bytes_max = 0
 
 
 class Publisher:
@@ -161,6 +180,10 @@ class Publisher:
                     raise self._unavailable(f"the broker did not answer in {seconds:g} s")
 
     def _error_of(self, failure: BaseException) -> MillstreamError:
+        if (found := TOO_LARGE.search(reason_of(failure))) is not None:
+            made = MessageTooLarge(f"the broker rejects a message: {reason_of(failure)}", where=str(self._endpoint))
+            made.bytes_max = int(found[1])
+            return made
         if is_final(failure):
             what = f"the broker rejects the messages: {reason_of(failure)}"
             step = "check the user, the password and the exchange"

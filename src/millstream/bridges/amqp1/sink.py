@@ -11,7 +11,7 @@ from millstream.bridges.amqp1.client import Amqp1Broker, Amqp1Connection, Attach
 from millstream.bridges.amqp1.message import VALUE, Amqp1Message
 from millstream.bridges.amqp1.types import Described, Symbol, ULong, encoded
 from millstream.bridges.brokers.answered_sink import Outgoing
-from millstream.bridges.brokers.failures import Declined, Rejected, is_not_permitted
+from millstream.bridges.brokers.failures import Declined, Rejected, is_not_permitted, is_too_large
 from millstream.bridges.brokers.transacted_sink import QueueEndpoint, Sending, properties_of
 from millstream.bridges.topic_pattern import TopicPattern
 from millstream.connectors import arguments
@@ -90,7 +90,8 @@ class Sender:
         if outcome.code == wire.ACCEPTED:
             return None
         error = _reason(outcome)
-        if not error.is_final:
+        is_large = is_too_large(f"{error.condition} {error.text}")
+        if not error.is_final and not is_large:
             raise Declined(error.text)
         if error.condition == UNAUTHORIZED or is_not_permitted(error.text):
             raise Rejected(error.text)

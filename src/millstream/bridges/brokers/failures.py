@@ -4,6 +4,8 @@ from __future__ import annotations
 
 NOT_PERMITTED = ("permission", "not authorized", "not permitted", "access_refused", "security", "amq229031")
 """Words in the errors of brokers that would come again."""
+TOO_LARGE = ("too large", "larger than", "bigger than", "message-size-exceeded")
+"""Words in the errors of brokers about one message."""
 
 
 class ConnectionLost(Exception):
@@ -20,3 +22,7 @@ class Declined(Exception):
 
 def is_not_permitted(text: str) -> bool:
     return any(word in text.lower() for word in NOT_PERMITTED)
+
+
+def is_too_large(text: str) -> bool:
+    return any(word in text.lower() for word in TOO_LARGE)

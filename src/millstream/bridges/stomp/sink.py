@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from millstream.bridges.brokers.answered_sink import Outgoing
+from millstream.bridges.brokers.failures import Declined, is_too_large
 from millstream.bridges.brokers.transacted_sink import QueueEndpoint, Sending, properties_of
 from millstream.bridges.stomp.client import StompBroker, StompConnection
 from millstream.bridges.stomp.wire import Frame
@@ -12,6 +13,9 @@ from millstream.bridges.topic_pattern import TopicPattern
 from millstream.connectors import arguments
 from millstream.secrets import Secret
 
+HEAD_BYTES_MAX = 200_000
+"""Artemis takes no more, and its answer does not say why."""
+TOO_LONG = f"its properties are longer than {HEAD_BYTES_MAX:,} bytes"
 EXAMPLE = "stomp('stomp://127.0.0.1', '/queue/orders.{region}')"
 
 
@@ -50,10 +54,19 @@ class _Sender:
         self._is_json = is_json
 
     def send_together(self, messages: Sequence[Outgoing]) -> None:
+        if any(_head_bytes(each) > HEAD_BYTES_MAX for each in messages):
+            raise Declined(TOO_LONG)
         self._connection.send_together([self._frame(each) for each in messages])
 
     def send(self, message: Outgoing) -> str | None:
-        self._connection.send(self._frame(message))
+        if _head_bytes(message) > HEAD_BYTES_MAX:
+            return TOO_LONG
+        try:
+            self._connection.send(self._frame(message))
+        except Declined as error:
+            if is_too_large(str(error)):
+                return f"the broker rejects it: {error}"
+            raise
         return None
 
     def close(self) -> None:
@@ -67,3 +80,7 @@ class _Sender:
         else:
             headers["content-length"] = str(len(message.payload))
         return Frame("SEND", headers, message.payload)
+
+
+def _head_bytes(message: Outgoing) -> int:
+    return sum(len(name.encode()) + len(value.encode()) for name, value in message.properties)

@@ -433,7 +433,6 @@ class SqsSinkUnderTest(SinkUnderTest):
         pause(self._server)
 
 
-@pytest.mark.soak  # its processes sometimes end before they are killed when the machine is busy
 class TestSqsSink(SinkSuite):
     @pytest.fixture
     def sink(self, aws_server: AwsServer, tmp_path: Path) -> SqsSinkUnderTest:
@@ -465,6 +464,7 @@ TestWebhookKilledOften = killed_often(TestWebhook)
 TestAmqpKilledOften = killed_often(TestAmqp)
 TestAmqpSinkKilledOften = killed_often(TestAmqpSink)
 TestSqsKilledOften = killed_often(TestSqs)
+TestSqsSinkKilledOften = killed_often(TestSqsSink)
 TestMqttSinkKilledOften = killed_often(TestMqttSink)
 TestAmqp1KilledOften = killed_often(TestAmqp1)
 TestStompKilledOften = killed_often(TestStomp)

@@ -70,7 +70,7 @@ class Child:
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(["millstream.testing.connectors.preloaded"])
         self._ready, ready = context.Pipe(duplex=False)
-        self._process = context.Process(target=_run, args=(_Secrets(), work, ready, *arguments), daemon=True)
+        self._process = context.Process(target=_run, args=(_Environment(), work, ready, *arguments), daemon=True)
         self._process.start()
         ready.close()
 
@@ -101,11 +101,14 @@ class Child:
         self._process.join()
 
 
-class _Secrets:
-    """Brings their values to another process, before what refers to them is unpickled there."""
+class _Environment:
+    """Brings it and the values of secrets to another process, before what refers to them is unpickled there.
+
+    The server that processes are forked from has the environment of the time when the first one was started.
+    """
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _receive, (delivery(),)
+        return _receive, ({**os.environ, **delivery()},)
 
 
 def _receive(environment: dict[str, str]) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import threading
+from types import FrameType
+
 import pytest
 
 from alarms import Alarm, ringing
@@ -9,7 +13,7 @@ from millstream.errors import DeliveryExpired
 from millstream.log import Broker
 from waiting import until
 
-from .support import all_of, filled, new
+from .support import WAIT_S, all_of, filled, new, polled
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # alarms in finalizers
 RAISED = (Alarm, SystemError)  # the latter where Kafka's client did not notice that a handler had raised
@@ -39,6 +43,27 @@ def test_polls_and_loops(log: Broker, grouped: bool) -> None:
     with log.consumer(topic, group=group) as consumer, ringing(seed=1, seconds_mean=0.05) as alarms:
         until(lambda: read_more(turn) and alarms.count > 0, f"{COUNT} came, and an alarm went off")
     assert sorted(got) == list(range(COUNT))
+
+
+def test_a_consumer_that_was_interrupted_while_it_looked_up_its_partitions_is_closed(log: Broker) -> None:
+    """Right after librdkafka has made a list of them: it does not close a consumer as long as there is one."""
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        if event == "call" and frame.f_code.co_name == "raise_code":
+            raise Alarm
+
+    consumer = log.consumer(filled(log, 100, partitions=3))
+    polled(consumer, 100)
+    sys.setprofile(interrupt)
+    try:
+        with pytest.raises(Alarm):
+            consumer.seek("earliest")
+    finally:
+        sys.setprofile(None)
+    closing = threading.Thread(target=consumer.close, daemon=True)
+    closing.start()
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
 
 
 @pytest.mark.more

@@ -27,8 +27,8 @@ from millstream.log.kafka.librdkafka import (
     ErrorCallback,
     Library,
     LogCallback,
+    PlaceList,
     offset_list,
-    places_listed,
 )
 from millstream.log.kafka.received import Event, Received, Wanted, objects_received
 
@@ -48,6 +48,7 @@ class ColumnConsumer:
         self._process = os.getpid()
         self._handle = self._queue = 0
         self._owned: Owned | None = None  # the last batch: librdkafka waits for its end when the handle is closed
+        self._listed = PlaceList(library)
         self._callbacks = self._made_callbacks(settings)  # must live as long as the handle
         self._handle = open_handle(library, CONSUMER, settings, self._prepare)
         if code := library.poll_set_consumer(self._handle):
@@ -80,12 +81,12 @@ class ColumnConsumer:
 
     def assignment(self) -> set[TopicPartition]:
         """As librdkafka has it: an exception may come between a change there and a note of it here."""
-        found = ctypes.c_void_p()
-        raise_code(self._library.assignment(self._handle, ctypes.byref(found)))
+        self._listed.destroy()
+        raise_code(self._library.assignment(self._handle, ctypes.byref(self._listed.found)))
         try:
-            return places_listed(found)
+            return self._listed.places()
         finally:
-            self._library.topic_partition_list_destroy(found)
+            self._listed.destroy()
 
     def place(self, starts: Mapping[TopicPartition, int]) -> None:
         """Reads these partitions from these offsets, and drops what was received of them."""
@@ -144,6 +145,7 @@ class ColumnConsumer:
             handle, self._handle = self._handle, 0
             if self._owned is not None:
                 self._owned.destroy()
+            self._listed.destroy()
             if self._queue:
                 self._library.queue_destroy(self._queue)
             self._library.consumer_close(handle)

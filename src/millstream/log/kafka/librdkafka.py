@@ -64,10 +64,25 @@ class CPlaces(ctypes.Structure):
     _fields_ = (("count", c_int), ("room", c_int), ("places", ctypes.POINTER(CPlace)))
 
 
-def places_listed(found: c_void_p) -> set[TopicPartition]:
-    """The partitions of a list that librdkafka has made."""
-    there = ctypes.cast(found, ctypes.POINTER(CPlaces)).contents
-    return {TopicPartition(each.topic.decode(), each.partition) for each in there.places[: there.count]}
+class PlaceList:
+    """A list of partitions that librdkafka makes: as long as it is there, no handle with these partitions is closed.
+
+    It exists before the list does, so that an exception from a signal handler loses none.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self._library = library
+        self.found = c_void_p()
+
+    def places(self) -> set[TopicPartition]:
+        there = ctypes.cast(self.found, ctypes.POINTER(CPlaces)).contents
+        return {TopicPartition(each.topic.decode(), each.partition) for each in there.places[: there.count]}
+
+    def destroy(self) -> None:
+        """However often: no signal handler can run between the first line and the call of C code."""
+        listed, self.found.value = self.found.value, None
+        if listed:
+            self._library.topic_partition_list_destroy(listed)
 
 
 ERR, TOPIC, PARTITION, PAYLOAD, LENGTH, KEY, KEY_LENGTH, OFFSET, PRIVATE = (

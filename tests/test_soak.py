@@ -122,7 +122,7 @@ def test_a_short_run_ends_a_property_when_its_time_is_over(tmp_path: Path) -> No
         ("log/test_model.py", {"log", "properties"}),
         ("jobs/kafka/test_on_cluster.py", {"kafka", "cluster"}),
         ("test_semantics.py", {"transcripts"}),
-        ("bridges/test_suite.py", {"connectors"}),
+        ("bridges/doors/test_suite.py", {"connectors"}),
     ],
 )
 def test_a_part_imports_only_modules_that_may_have_its_tests(file: str, parts: set[str]) -> None:

@@ -17,6 +17,7 @@ from jobs.test_savepoints import made_job
 from millstream.supervision.specification import JobSpecification
 from millstream.supervision.store import Desired, Observed
 from supervision.test_supervisor import FLOW as COPIES
+from waiting import until
 
 from .axe import violations
 from .conftest import Console
@@ -50,6 +51,10 @@ def log_of_another_run(file: Path, page: Page) -> None:
     page.get_by_role("link", name="Runs").click()
     page.get_by_role("link", name="Log of run 2").click()
     log.filter(has_text="the second run").wait_for()
+    file.write_text("import time\nprint('the third run', flush=True)\ntime.sleep(600)")
+    page.get_by_role("button", name="Restart").click()
+    page.get_by_label("Run").select_option("3")
+    log.filter(has_text="the third run").wait_for()
 
 
 @pytest.mark.more
@@ -122,8 +127,14 @@ def test_savepoints_upgrades_state_and_alerts_in_the_browser(console: Console, p
     assert violations(page) == []
     page.get_by_role("link", name="State").click()
     page.get_by_text("No step of the flow keeps state.").wait_for()
+    sent = console.log.parent / "sent"
+    settings = console.log.parent / "supervisor" / "alerts.toml"
+    settings.write_text(f'[targets.ops]\nkind = "command"\narguments = ["sh", "-c", "cat > {sent}"]\n')
+    settings.chmod(0o600)
     page.get_by_role("link", name="Alerts").click()
     page.get_by_role("row", name="lag_seconds > 60").wait_for()
+    page.get_by_role("button", name="Send a test message").click()
+    until(sent.exists, "the target got the message")
 
 
 @pytest.mark.more

@@ -313,7 +313,8 @@ class PostgresDatabase:
         self._check_tables()
         if (name := being_read(position)) is not None:
             return ChunkStep(self, position, self.tables[name])
-        self._compare(position)
+        if self._compare(position):
+            wait_s = 0.0  # who reads up to an end may have waited for nothing else
         if altered := self._altered.taken(self.seen):
             shapes = {oid: self._reshaped(oid, columns) for oid, columns in altered.items()}
             return AlteredStep(self.shapes, shapes, position, Place(position["lsn"], position["at_us"]))
@@ -393,17 +394,18 @@ class PostgresDatabase:
             shape = self.types.shape(table, known.topic, columns)
         return shape.since(known.stored, self.where)
 
-    def _compare(self, position: Position) -> None:
-        """Looks for tables that were altered since their newest change."""
+    def _compare(self, position: Position) -> bool:
+        """Looks for tables that were altered since their newest change, if it is time to."""
         now = time.monotonic()
         if self._altered.are_open or (self._compared_at is not None and now - self._compared_at < LOOK_SECONDS):
-            return
+            return False
         with explained(self._dsn):
             there = columns_of(self._db, self._oids)
             shapes = {oid: self.types.shape(self._table(oid), "", columns) for oid, columns in there.items()}
         if altered := {oid: there[oid] for oid, shape in shapes.items() if not is_recorded(shape, position)}:
             self._altered.found(altered, self.mark())
         self._compared_at = now
+        return True
 
     def _key(self, relation: Relation) -> tuple[str, ...]:
         identity, named = relation.replica_identity, [column.name for column in relation.columns if column.in_key]

@@ -21,6 +21,7 @@ from millstream.testing.connectors import BridgeUnderTest, DoorSuite, Message
 from millstream.testing.connectors.bridge_suite import SCHEMA
 
 from ..growing_files.archives import packed, put
+from .kills import killed_often
 
 pytestmark = pytest.mark.more
 LOOK_SECONDS = 0.02
@@ -140,3 +141,8 @@ class TestGenerator(DoorSuite):
         folder = tmp_path / "job"
         folder.mkdir()
         return GeneratorUnderTest(folder)
+
+
+TestFilesKilledOften = killed_often(TestFiles)
+TestArchivesKilledOften = killed_often(TestArchives)
+TestGeneratorKilledOften = killed_often(TestGenerator)

@@ -26,6 +26,7 @@ from millstream.testing.connectors import BridgeSuite, BridgeUnderTest, Message
 from waiting import LOOK_S, PATIENCE_S, until
 
 from ..support import request
+from .kills import killed_often
 from .ports import free_port
 
 pytestmark = pytest.mark.more
@@ -159,3 +160,8 @@ class TestFlight(BridgeSuite):
     @pytest.fixture
     def bridge(self) -> FlightUnderTest:
         return FlightUnderTest()
+
+
+TestGatewayKilledOften = killed_often(TestGateway)
+TestWebSocketKilledOften = killed_often(TestWebSocket)
+TestFlightKilledOften = killed_often(TestFlight)

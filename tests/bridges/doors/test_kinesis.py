@@ -18,9 +18,8 @@ from millstream.bridges.growing_files.positioned import PositionedLanding
 from millstream.testing.connectors import BridgeSuite, BridgeUnderTest, Message
 
 from .. import aws
-from .test_suite import fewer_kills_in_a_short_run, killed_often, pause
-
-__all__ = ["fewer_kills_in_a_short_run"]
+from .kills import killed_often
+from .test_suite import pause
 
 pytestmark = pytest.mark.more
 

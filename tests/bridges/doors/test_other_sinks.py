@@ -19,6 +19,7 @@ from millstream.testing.connectors import Delivered, SinkSuite, SinkUnderTest, U
 
 from .. import aws
 from ..receiver import Receiver, receiving
+from .kills import killed_often
 from .ports import free_port
 from .test_suite import pause
 
@@ -241,3 +242,11 @@ class TestRotatedFile(UnconnectedSinkSuite):
         folder = tmp_path / "rotated"
         folder.mkdir()
         return RotatedUnderTest(folder)
+
+
+TestSnsSinkKilledOften = killed_often(TestSnsSink)
+TestKinesisSinkKilledOften = killed_often(TestKinesisSink)
+TestPushKilledOften = killed_often(TestPush)
+TestZeroMqSinkKilledOften = killed_often(TestZeroMqSink)
+TestNanomsgSinkKilledOften = killed_often(TestNanomsgSink)
+TestRotatedFileKilledOften = killed_often(TestRotatedFile)

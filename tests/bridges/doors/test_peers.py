@@ -17,6 +17,7 @@ from millstream.bridges.peers.zeromq import ZmqAddress, ZmqBridge, ZmqSource
 from millstream.bridges.reports import reported
 from millstream.testing.connectors import BridgeSuite, BridgeUnderTest, Message, NumberedSuite
 
+from .kills import killed_often
 from .ports import free_port
 
 pytestmark = pytest.mark.more
@@ -120,3 +121,7 @@ class TestNanomsg(NumberedSuite, BridgeSuite):
         pytest.importorskip("pynng")
         with closing(NanomsgUnderTest()) as made:
             yield made
+
+
+TestZeroMqKilledOften = killed_often(TestZeroMq)
+TestNanomsgKilledOften = killed_often(TestNanomsg)

@@ -32,6 +32,7 @@ from millstream.testing.connectors import BridgeSuite, BridgeUnderTest, DoorSuit
 from millstream.testing.connectors.bridge_suite import bench_of
 from waiting import until
 
+from .kills import killed_often
 from .ports import free_port
 
 pytestmark = pytest.mark.more
@@ -229,3 +230,11 @@ class TestNumberedUdp(NumberedSuite, DoorSuite):
             until(lambda: bench.rows(dead_letter_topic("messages")), "it is a dead letter")
             (letter,) = bench.rows(dead_letter_topic("messages"))
             assert (letter["value"], letter["topic"]) == (b"short", "udp 127.0.0.1")
+
+
+TestTcpKilledOften = killed_often(TestTcp)
+TestSyslogKilledOften = killed_often(TestSyslog)
+TestUnixSocketKilledOften = killed_often(TestUnixSocket)
+TestPipeKilledOften = killed_often(TestPipe)
+TestUdpKilledOften = killed_often(TestUdp)
+TestNumberedUdpKilledOften = killed_often(TestNumberedUdp)

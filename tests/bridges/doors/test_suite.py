@@ -6,7 +6,7 @@ import functools
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from http.client import HTTPException
@@ -49,6 +49,7 @@ from ..broker_clients import AMQP1, STOMP, Protocol, Sent
 from ..mqtt_clients import ReconnectingLoop, Subscriber
 from ..receiver import Receiver, receiving
 from ..support import request
+from .kills import killed_often
 
 pytestmark = pytest.mark.more
 PAUSE_SECONDS = 3.0
@@ -440,22 +441,6 @@ class TestSqsSink(SinkSuite):
 
 
 # ---------------------------------------------------------------- many kills
-
-
-def killed_often(suite: type[BridgeSuite] | type[SinkSuite]) -> Any:
-    """A hundred kills, without the other tests of the suite."""
-    others = {name: None for name in dir(suite) if name.startswith("test_") and name != "test_killed_at_every_step"}
-    members = {"kills": 100, "__module__": __name__, **others}
-    return pytest.mark.soak(type(f"{suite.__name__}KilledOften", (suite,), members))
-
-
-@pytest.fixture(autouse=True)
-def fewer_kills_in_a_short_run(
-    request: pytest.FixtureRequest, rounds: Callable[[int, int], int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    usual = BridgeSuite.kills
-    if request.cls.kills > usual:
-        monkeypatch.setattr(request.cls, "kills", rounds(request.cls.kills, usual))
 
 
 TestHttpKilledOften = killed_often(TestHttp)

@@ -212,7 +212,7 @@ class Altering:
     def run(self, times):
         for _ in range(times):
             time.sleep(0.05)
-            if random.random() < 0.3:
+            if not self.columns or random.random() < 0.3:
                 self.execute(f"ALTER TABLE places ADD COLUMN c{self.columns} int")
                 self.columns += 1
 

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 
+ENDS = "_DESTROY"
+"""The client is about to end, and gives up by itself what it owns."""
+
+
 class GroupConsumer:
     """What the member owns is the truth. After an exception the reader may have more or less: `place` corrects it."""
 
@@ -48,7 +52,11 @@ class GroupConsumer:
         if stopped := read & gone:
             self._records.remove(stopped)
         self._is_reading = bool(read - gone)
-        self.client.incremental_unassign(listed(dict.fromkeys(self.assignment() & gone, 0)))
+        try:
+            self.client.incremental_unassign(listed(dict.fromkeys(self.assignment() & gone, 0)))
+        except client_module().KafkaException as error:
+            if error.args[0].name() != ENDS:
+                raise
 
     def receive(self, seconds: float, more: int) -> Iterator[Received | Event]:
         """Serves the group first: what is revoked then is not returned. Without a partition it waits for the group."""

@@ -84,6 +84,18 @@ def test_changes_are_the_newest_first(console: Console) -> None:
         assert changes(console, "nothing")[0] == 404
 
 
+@pytest.mark.more
+def test_changes_of_a_table_in_postgres(console: Console, dsn: str) -> None:
+    with totals(console, flow=totals_flow(ms.postgres(dsn, "totals"))) as job:
+        job.write((total("red", 5), -1), (total("red", 7), 1))
+        assert signed(changes(console, team="red")[1]) == [
+            ("+", total("red", 7)),
+            ("-", total("red", 5)),
+            ("+", total("red", 5)),
+        ]
+        assert console.ask("GET", "/v1/tables/totals?team=red", **console.logged_in())[0] == 200
+
+
 def test_a_newest_row_replaces_the_one_before(console: Console) -> None:
     """Where a job writes rows that replace others, and no retractions."""
     flow = ms.Flow("newest")

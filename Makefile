@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadgroup
 # Many of the slower tests wait for servers and processes that they start, so more of them run at a time.
 MORE := $(BIN)/python -m pytest --numprocesses 4 --dist loadgroup
-SOAK := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+SOAK := $(BIN)/python -m pytest --numprocesses 2 --dist loadgroup -o faulthandler_timeout=0
 # Without bytecode, every worker would rewrite the assertions of all tests again.
 unexport PYTHONDONTWRITEBYTECODE
 PARTS := properties transcripts log connectors spark kafka cluster benchmarks

@@ -212,9 +212,12 @@ class Altering:
     def run(self, times):
         for _ in range(times):
             time.sleep(0.05)
-            if not self.columns or random.random() < 0.3:
-                self.execute(f"ALTER TABLE places ADD COLUMN c{self.columns} int")
-                self.columns += 1
+            if random.random() < 0.3:
+                self.alter()
+
+    def alter(self):
+        self.execute(f"ALTER TABLE places ADD COLUMN c{self.columns} int")
+        self.columns += 1
 
     def check_records(self, log, capture):
         """Each change of columns is there once: the columns before one are those after the last."""

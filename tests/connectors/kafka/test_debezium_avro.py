@@ -115,7 +115,7 @@ def test_what_is_written_in_avro_is_read_back_and_has_the_schemas_of_debezium(
         sink = open_sink(place, schema, job=topic, step="out", broker=tmp_path / "log", folder=tmp_path / "sink")
         sink.write(0, pa.Table.from_pylist(changes, schema=schema.arrow), None)
         sink.close()
-    found = rows_of(KeptTable(place, place.own_schema(None), ("id",), "at", "", ()), tmp_path)
+    found = rows_of(KeptTable(place, place.own_schema(None), ("id",), "at", "", "", (), ()), tmp_path)
     assert [(each["op"], each["before"], each["after"]) for each in found] == [
         (each["op"], each["before"], each["after"]) for each in changes
     ]

@@ -90,7 +90,7 @@ class RealTimeJob(Job):
         self._logs = logs
         self._file = ProgressFile(folder.path)
         self._metrics = metrics
-        self._taking = threading.RLock()  # progress is taken by whoever waits for the job, and by its sampler
+        self._taking = threading.RLock()  # both the thread that waits for the job and its sampler take the progress
         self._recorded_batch = -1
         self._lag = 0
 
